@@ -1,0 +1,140 @@
+"""What a result is: a `Bound`, proven, or an `Estimate`, not; and the scope that it holds in.
+
+The two are unrelated types on purpose.  Whatever certifies asks for a `Bound`, so that a number
+from power iteration or sampling cannot slip into a certificate.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.norms import validate_p
+
+
+@dataclass(frozen=True)
+class Global:
+    """Both points anywhere: serves every scope."""
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """One point fixed at x, the other anywhere; one value a sample."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Both points in the closed ball of radius r about x; one value a sample."""
+
+    x: Tensor
+    r: Tensor
+
+
+Scope = Global | Anchor | Ball
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTerm:
+    """One line of a per-layer breakdown: which layer, what quantity, how large, by which method."""
+
+    layer: str
+    quantity: str
+    value: Tensor
+    method: str = ""
+
+    def __repr__(self) -> str:
+        by = f" by {self.method}" if self.method else ""
+        return f"{self.layer}: {self.quantity} {_show(self.value)}{by}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bound:
+    """A proven upper bound, with the norms, the scope and the method that it was proven in.
+
+    `per_layer` tells where the looseness is, `assumes` what a user declared and we could only
+    sample, `skipped` which methods did not apply and why.
+
+    >>> Bound(torch.tensor(2.0, dtype=torch.float64), p=2, q=2, method="product")
+    Bound(<= 2, l2 -> l2, global, by product)
+    """
+
+    value: Tensor
+    p: float
+    q: float
+    scope: Scope = field(default_factory=Global)
+    method: str = ""
+    per_layer: tuple[LayerTerm, ...] = ()
+    assumes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate(self)
+        if self.value.dtype != torch.float64:
+            raise InvalidInput(f"A Bound holds float64, got {self.value.dtype}. Compute it in float64.")
+
+    def __float__(self) -> float:
+        return _as_float(self)
+
+    def __repr__(self) -> str:
+        assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
+        return f"Bound(<= {_describe(self)}{assumes})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Estimate:
+    """A number near the truth on an unknown side of it: for training, never for a certificate.
+
+    >>> Estimate(torch.tensor(2.0), p=2, q=2, method="power iteration")
+    Estimate(~ 2, l2 -> l2, global, by power iteration)
+    """
+
+    value: Tensor
+    p: float
+    q: float
+    scope: Scope = field(default_factory=Global)
+    method: str = ""
+    per_layer: tuple[LayerTerm, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    def __float__(self) -> float:
+        return _as_float(self)
+
+    def __repr__(self) -> str:
+        return f"Estimate(~ {_describe(self)})"
+
+
+def _validate(result: Bound | Estimate) -> None:
+    object.__setattr__(result, "p", validate_p(result.p))
+    object.__setattr__(result, "q", validate_p(result.q, "q"))
+    value = result.value.detach()
+    if bool(torch.isnan(value).any()) or bool((value < 0).any()):
+        raise InvalidInput(
+            f"A {type(result).__name__} is a nonnegative number, got {_show(value)}. "
+            "Check the weights for NaN and overflow."
+        )
+
+
+def _as_float(result: Bound | Estimate) -> float:
+    if result.value.numel() != 1:
+        raise InvalidInput(
+            f"float() needs a single value, this result has shape {tuple(result.value.shape)}. Use .value."
+        )
+    return float(result.value)
+
+
+def _describe(result: Bound | Estimate) -> str:
+    scope = type(result.scope).__name__.lower()
+    by = f", by {result.method}" if result.method else ""
+    return f"{_show(result.value)}, l{result.p:g} -> l{result.q:g}, {scope}{by}"
+
+
+def _show(value: Tensor) -> str:
+    value = value.detach()
+    if value.numel() == 1:
+        return f"{float(value):.6g}"
+    return f"[{float(value.min()):.6g} .. {float(value.max()):.6g}], shape {tuple(value.shape)}"

@@ -1,0 +1,33 @@
+"""The named errors of curvcert: each says what was expected, what came and what to do."""
+
+
+class CurvcertError(Exception):
+    """Root of every error that curvcert raises on purpose."""
+
+
+class InvalidInput(CurvcertError, ValueError):
+    """A value outside what a function is defined for (a NaN weight, p < 1, a wrong shape)."""
+
+
+class UnsupportedModule(CurvcertError, TypeError):
+    """A module or graph node that curvcert does not recognise, named with its path."""
+
+
+class UnsupportedActivation(CurvcertError, TypeError):
+    """An activation for which the requested constant does not exist or is not known."""
+
+
+class UnsupportedOperator(CurvcertError, TypeError):
+    """A linear map for which the requested operation has no rule."""
+
+
+class UnsupportedBlock(CurvcertError, TypeError):
+    """A network block to which a bound's hypotheses do not apply."""
+
+
+class UnsupportedNorm(CurvcertError, ValueError):
+    """A pair of norms that a bound does not cover."""
+
+
+class SoundnessError(CurvcertError, RuntimeError):
+    """Something that soundness rests on was contradicted (a declared range, a traced forward pass)."""

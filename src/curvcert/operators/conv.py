@@ -1,0 +1,148 @@
+"""The map of a two-dimensional convolution (cross-correlation, as in PyTorch)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.operators.base import AbstractLinearMap, Shape, require_weight
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Conv2d(AbstractLinearMap):
+    """y[o, i] = sum over c, u of K[o, c, u] x[c, s i + d u - P], on images of a fixed size.
+
+    `padding` is ((top, bottom), (left, right)), asymmetric if need be; outside the image stand
+    zeros, or its periodic continuation with `padding_mode="circular"`.
+
+    >>> mean = Conv2d(torch.full((1, 1, 2, 2), 0.25), image_shape=(1, 2, 2))
+    >>> mean.apply(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]]))
+    tensor([[[3.]]])
+    """
+
+    weight: Tensor
+    image_shape: Shape
+    stride: Pair = (1, 1)
+    padding: Padding = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    padding_mode: Literal["zeros", "circular"] = "zeros"
+
+    def __post_init__(self) -> None:
+        require_weight(self.weight, 4, "Conv2d")
+        outputs, per_group = self.weight.shape[:2]
+        if len(self.in_shape) != 3 or per_group * self.groups != self.in_shape[0] or outputs % self.groups:
+            raise InvalidInput(
+                f"Conv2d with weight {tuple(self.weight.shape)} and {self.groups} groups expects an image of "
+                f"shape ({per_group * self.groups}, height, width), got {self.in_shape}."
+            )
+        if min(self.stride) < 1 or min(self.dilation) < 1 or self.groups < 1:
+            raise InvalidInput("Conv2d expects stride, dilation and groups of at least 1.")
+        if min(min(side) for side in self.padding) < 0:
+            raise InvalidInput(
+                f"Conv2d expects padding of at least 0, got {self.padding}. Crop the input instead."
+            )
+        if self.padding_mode not in ("zeros", "circular"):
+            raise InvalidInput(
+                f"Conv2d covers padding modes 'zeros' and 'circular', got {self.padding_mode!r}. "
+                "Retrain with zero padding."
+            )
+        if min(self.out_shape) < 1:
+            raise InvalidInput(f"Conv2d's kernel does not fit into an image of shape {self.in_shape}.")
+        if self.padding_mode == "circular" and any(
+            max(side) > n for side, n in zip(self.padding, self.in_shape[1:], strict=True)
+        ):
+            raise InvalidInput(
+                f"Circular padding {self.padding} wraps more than once around {self.in_shape}."
+            )
+
+    @property
+    def in_shape(self) -> Shape:
+        return self.image_shape
+
+    @cached_property
+    def extent(self) -> Pair:
+        """e = d (k - 1): how far the dilated kernel reaches, along each axis."""
+        kh, kw = self.weight.shape[2:]
+        return self.dilation[0] * (kh - 1), self.dilation[1] * (kw - 1)
+
+    @cached_property
+    def out_shape(self) -> Shape:
+        spatial = (
+            (n + sum(side) - e - 1) // s + 1
+            for n, side, e, s in zip(self.in_shape[1:], self.padding, self.extent, self.stride, strict=True)
+        )
+        return (self.weight.shape[0], *spatial)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def _apply(self, x: Tensor) -> Tensor:
+        (top, bottom), (left, right) = self.padding
+        mode = "constant" if self.padding_mode == "zeros" else "circular"
+        padded = F.pad(x, (left, right, top, bottom), mode=mode)
+        return F.conv2d(padded, self.weight, None, self.stride, 0, self.dilation, self.groups)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        axes = zip(self.in_shape[1:], self.padding, self.extent, self.stride, self.out_shape[1:], strict=True)
+        # What the stride never reached at the far end of the padded image.
+        rest_h, rest_w = (n + sum(side) - (m - 1) * s - e - 1 for n, side, e, s, m in axes)
+        padded = F.conv_transpose2d(y, self.weight, None, self.stride, 0, (0, 0), self.groups, self.dilation)
+        padded = F.pad(padded, (0, rest_w, 0, rest_h))
+        for axis, (n, (before, after)) in enumerate(
+            zip(self.in_shape[1:], self.padding, strict=True), start=2
+        ):
+            if self.padding_mode == "zeros":
+                padded = padded.narrow(axis, before, n)
+            else:
+                source = torch.arange(-before, n + after, device=y.device) % n
+                shape = [*padded.shape[:axis], n, *padded.shape[axis + 1 :]]
+                padded = padded.new_zeros(shape).index_add(axis, source, padded)
+        return padded
+
+    def _matrix(self) -> Tensor:
+        kernel = ungrouped_kernel(self)
+        matrix = kernel.new_zeros(*self.out_shape, *self.in_shape)
+        for a in range(kernel.shape[2]):
+            for b in range(kernel.shape[3]):
+                (oh, ih), (ow, iw) = _taps(self, 0, a), _taps(self, 1, b)
+                # Index arrays apart from each other put their axes first: (oh, ow, outputs, inputs).
+                matrix[:, oh[:, None], ow[None, :], :, ih[:, None], iw[None, :]] += kernel[:, :, a, b]
+        return matrix.reshape(self.out_size, self.in_size)
+
+
+def _taps(conv: Conv2d, axis: int, tap: int) -> tuple[Tensor, Tensor]:
+    """Return the output positions that tap reads the image from, and the image positions it reads."""
+    n, before = conv.in_shape[1 + axis], conv.padding[axis][0]
+    out = torch.arange(conv.out_shape[1 + axis], device=conv.device)
+    position = out * conv.stride[axis] + tap * conv.dilation[axis] - before
+    if conv.padding_mode == "circular":
+        return out, position % n
+    inside = (position >= 0) & (position < n)
+    return out[inside], position[inside]
+
+
+def ungrouped_kernel(conv: Conv2d) -> Tensor:
+    """Return the (outputs, inputs, kh, kw) kernel, with zeros between the groups."""
+    if conv.groups == 1:
+        return conv.weight
+    outputs, per_group, kh, kw = conv.weight.shape
+    kernel = conv.weight.new_zeros(outputs, conv.in_shape[0], kh, kw)
+    size = outputs // conv.groups
+    for g in range(conv.groups):
+        rows = slice(g * size, (g + 1) * size)
+        kernel[rows, g * per_group : (g + 1) * per_group] = conv.weight[rows]
+    return kernel

@@ -1,0 +1,150 @@
+r"""How far a computed image of a linear map can be from the true one.
+
+A map applied in floating point, sums in any order, gives a y with
+:math:`|y - Ax| \le \gamma_K |A| |x|`, where |A| is the map of absolute values and K counts the
+roundings on the way from an input to an output.
+"""
+
+import math
+from dataclasses import replace
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import UnsupportedOperator
+from curvcert.operators.base import (
+    AbstractLinearMap,
+    Composition,
+    Identity,
+    Reshape,
+    Scaled,
+    Sum,
+    Transposed,
+    Zero,
+)
+from curvcert.operators.conv import Conv2d
+from curvcert.operators.dense import Dense
+from curvcert.operators.structured import AveragePool2d, Diagonal
+from curvcert.rounding import gamma, inflate
+
+
+@singledispatch
+def magnitude(op: AbstractLinearMap) -> AbstractLinearMap:
+    """Return a map with nonnegative entries, none smaller than the absolute values of op's.
+
+    >>> magnitude(Dense(torch.tensor([[1.0, -2.0]]))).as_matrix()
+    tensor([[1., 2.]])
+    """
+    raise UnsupportedOperator(
+        f"magnitude has no rule for {type(op).__name__}. Register one with magnitude.register."
+    )
+
+
+@magnitude.register(Dense | Conv2d | Diagonal)
+def _(op: Dense | Conv2d | Diagonal) -> AbstractLinearMap:
+    return replace(op, weight=op.weight.abs())
+
+
+@magnitude.register(Identity | Zero | Reshape | AveragePool2d)
+def _(op: AbstractLinearMap) -> AbstractLinearMap:
+    return op
+
+
+@magnitude.register
+def _(op: Transposed) -> AbstractLinearMap:
+    return Transposed(magnitude(op.map))
+
+
+@magnitude.register
+def _(op: Scaled) -> AbstractLinearMap:
+    return Scaled(abs(op.factor), magnitude(op.map))
+
+
+@magnitude.register
+def _(op: Sum) -> AbstractLinearMap:
+    return Sum(tuple(magnitude(term) for term in op.terms))
+
+
+@magnitude.register
+def _(op: Composition) -> AbstractLinearMap:
+    return Composition(tuple(magnitude(factor) for factor in op.factors))
+
+
+@singledispatch
+def rounding_length(op: AbstractLinearMap) -> int:
+    """Return K, the number of roundings between an input and an output of the map or its adjoint.
+
+    >>> rounding_length(Dense(torch.ones(2, 5)))
+    5
+    """
+    raise UnsupportedOperator(
+        f"rounding_length has no rule for {type(op).__name__}. Register one with rounding_length.register."
+    )
+
+
+@rounding_length.register
+def _(op: Dense) -> int:
+    return max(op.weight.shape)
+
+
+@rounding_length.register
+def _(op: Conv2d) -> int:
+    outputs, per_group, kh, kw = op.weight.shape
+    wraps = 0 if op.padding_mode == "zeros" else 4
+    return kh * kw * max(per_group, outputs // op.groups) + wraps
+
+
+@rounding_length.register
+def _(op: AveragePool2d) -> int:
+    return math.prod(op.kernel_size) + 2
+
+
+@rounding_length.register(Identity | Zero | Reshape)
+def _(op: AbstractLinearMap) -> int:
+    return 0
+
+
+@rounding_length.register
+def _(op: Diagonal) -> int:
+    return 1
+
+
+@rounding_length.register
+def _(op: Transposed) -> int:
+    return rounding_length(op.map)
+
+
+@rounding_length.register
+def _(op: Scaled) -> int:
+    return rounding_length(op.map) + 1
+
+
+@rounding_length.register
+def _(op: Sum) -> int:
+    return max(rounding_length(term) for term in op.terms) + len(op.terms)
+
+
+@rounding_length.register
+def _(op: Composition) -> int:
+    return sum(rounding_length(factor) for factor in op.factors)
+
+
+def absolute_row_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
+    """Bound the sums of absolute values along each row of op's matrix, in op's output shape."""
+    size = magnitude(op)
+    ones = torch.ones(op.in_shape, dtype=op.dtype, device=op.device)
+    return inflate(size.apply(ones), gamma(rounding_length(op) + 1))
+
+
+def absolute_column_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
+    """Bound the sums of absolute values along each column of op's matrix, in op's input shape."""
+    size = magnitude(op)
+    ones = torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
+    return inflate(size.adjoint(ones), gamma(rounding_length(op) + 1))
+
+
+def absolute_norm_upper_bound(op: AbstractLinearMap) -> Tensor:
+    r"""Bound :math:`\| |A| \|_2 \le \sqrt{\|A\|_1 \|A\|_\infty}`, cheaply."""
+    rows, columns = absolute_row_sums_upper_bound(op).amax(), absolute_column_sums_upper_bound(op).amax()
+    return inflate((inflate(rows.sqrt(), 0.0) * inflate(columns.sqrt(), 0.0)), 0.0)

@@ -1,0 +1,216 @@
+r"""Operator norms of linear maps, bounded from above: `norm_upper_bound(op, p, q)`.
+
+Exact up to rounding for 2 -> 2 of what fits in memory, for 1 -> q (the largest column) and for
+p -> inf (the largest row); a proven bound for every other 1 <= p, q <= inf.
+"""
+
+import math
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.types import Bound
+from curvcert.errors import InvalidInput, UnsupportedOperator
+from curvcert.norms import conjugate, validate_p
+from curvcert.operators import chains, fourier
+from curvcert.operators.base import (
+    AbstractLinearMap,
+    Composition,
+    Identity,
+    Reshape,
+    Scaled,
+    Sum,
+    Transposed,
+    Zero,
+    require_finite,
+)
+from curvcert.operators.conv import Conv2d
+from curvcert.operators.dense import Dense
+from curvcert.operators.interpolation import interpolated_norm_upper_bound
+from curvcert.operators.magnitudes import absolute_norm_upper_bound
+from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
+from curvcert.operators.structured import AveragePool2d, Diagonal
+from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+
+MEMORY_BUDGET = 4 * 2**30
+"""Bytes that one norm may take by default."""
+
+_EXPLICIT_WORK = 2**36
+"""A convolution is made explicit if its Gram matrix takes at most this many multiplications."""
+
+Measured = tuple[Tensor, str]
+"""A norm's upper bound and the name of the method that proved it."""
+
+
+def norm_upper_bound(
+    op: AbstractLinearMap, p: float = 2, q: float | None = None, *, memory_budget: int = MEMORY_BUDGET
+) -> Bound:
+    r"""Bound :math:`\|A\|_{p \to q} = \max \|Ax\|_q / \|x\|_p` from above, rounding included.
+
+    The weights count as the exact numbers that they hold, whatever their dtype.  q defaults to p.
+    A product whose Gram matrices don't fit `memory_budget` (bytes) is bounded by its best split.
+
+    >>> W = Dense(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
+    >>> norm_upper_bound(W)
+    Bound(<= 4, l2 -> l2, global, by verified Cholesky)
+    >>> float(norm_upper_bound(W, p=1, q=math.inf))
+    4.0
+    """
+    return NormBounds(memory_budget).bound(op, p, q)
+
+
+class NormBounds:
+    """Norm bounds that remember: the norms of shared maps are computed once in its lifetime.
+
+    >>> norms = NormBounds()
+    >>> W = Dense(torch.eye(3))
+    >>> norms.bound(W) is norms.bound(W)
+    True
+    """
+
+    def __init__(self, memory_budget: int = MEMORY_BUDGET) -> None:
+        """Start with an empty memory and a budget in bytes."""
+        if memory_budget < 2**20:
+            raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
+        self.memory_budget = memory_budget
+        self._known: dict[tuple[int, float, float], tuple[AbstractLinearMap, Bound]] = {}
+
+    def bound(self, op: AbstractLinearMap, p: float = 2, q: float | None = None) -> Bound:
+        """Bound the p -> q norm of a map."""
+        p = validate_p(p)
+        q = p if q is None else validate_p(q, "q")
+        key = (id(op), p, q)
+        if key not in self._known:
+            require_finite(op)
+            # The map is kept beside its bound, so that its id cannot be taken over by another.
+            with torch.no_grad():
+                value, method = self._measure(op.to(torch.float64), p, q)
+            if not bool(torch.isfinite(value)):
+                raise InvalidInput(
+                    f"The norm of this {type(op).__name__} overflows float64. Rescale the weights."
+                )
+            self._known[key] = (op, Bound(value, p, q, method=method))
+        return self._known[key][1]
+
+    def spectral(self, op: AbstractLinearMap) -> Tensor:
+        """Bound the 2 -> 2 norm of a float64 map."""
+        return self.bound(op, 2, 2).value
+
+    def quick_spectral(self, op: AbstractLinearMap) -> Tensor:
+        """Bound the 2 -> 2 norm by sums and products of the norms of elementary maps."""
+        match op:
+            case Sum():
+                return inflate(torch.stack([self.quick_spectral(term) for term in op.terms]).sum(), gamma(64))
+            case Composition():
+                return inflate(torch.stack([self.quick_spectral(f) for f in op.factors]).prod(), gamma(64))
+            case Scaled():
+                return inflate(abs(op.factor) * self.quick_spectral(op.map), 0.0)
+            case Transposed():
+                return self.quick_spectral(op.map)
+            case _:
+                return self.spectral(op)
+
+    def _measure(self, op: AbstractLinearMap, p: float, q: float) -> Measured:
+        match op:
+            case Zero():
+                return torch.zeros((), dtype=op.dtype, device=op.device), "zero"
+            case Scaled():
+                value, method = self._measure(op.map, p, q)
+                return inflate(abs(op.factor) * value, 0.0), method
+            case Transposed():
+                return self._measure(op.map, conjugate(q), conjugate(p))
+            case _ if p == 2 and q == 2:
+                return spectral_norm_upper_bound(op, self)
+            case _ if p == 1:
+                return column_norms_upper_bound(op, q).amax(), "largest column"
+            case _ if math.isinf(q):
+                return row_norms_upper_bound(op, conjugate(p)).amax(), "largest row"
+            case _:
+                return interpolated_norm_upper_bound(op, p, q, lambda: self._measure(op, 2, 2)[0])
+
+
+@singledispatch
+def spectral_norm_upper_bound(op: AbstractLinearMap, norms: NormBounds) -> Measured:
+    """Bound the 2 -> 2 norm of a float64 map, and name the method."""
+    raise UnsupportedOperator(
+        f"norm_upper_bound has no 2 -> 2 rule for {type(op).__name__}. "
+        "Register one with spectral_norm_upper_bound.register."
+    )
+
+
+@spectral_norm_upper_bound.register(Identity | Reshape)
+def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
+    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
+
+
+@spectral_norm_upper_bound.register
+def _(op: Diagonal, norms: NormBounds) -> Measured:
+    return op.weight.abs().amax(), "largest entry"
+
+
+@spectral_norm_upper_bound.register
+def _(op: Dense, norms: NormBounds) -> Measured:
+    if chains.outer_gram_bytes(min(op.weight.shape)) > norms.memory_budget:
+        return absolute_norm_upper_bound(op), "row and column sums (over the memory budget)"
+    return spectral_norm_of_matrix_upper_bound(op.weight), "verified Cholesky"
+
+
+@spectral_norm_upper_bound.register
+def _(op: AveragePool2d, norms: NormBounds) -> Measured:
+    value, method = spectral_norm_upper_bound(op.as_conv, norms)
+    return inflate(value, 4 * UNIT_ROUNDOFF), method
+
+
+@spectral_norm_upper_bound.register
+def _(op: Conv2d, norms: NormBounds) -> Measured:
+    small, large = sorted((op.in_size, op.out_size))
+    if small**2 * large <= _EXPLICIT_WORK and 8 * small * (large + 4 * small) <= norms.memory_budget:
+        return spectral_norm_of_matrix_upper_bound(op.as_matrix()), "explicit matrix"
+    if fourier.covers(op):
+        return fourier.fourier_norm_upper_bound(op), "Fourier"
+    return absolute_norm_upper_bound(
+        op
+    ), "row and column sums (a stride that does not divide a circular image)"
+
+
+@spectral_norm_upper_bound.register
+def _(op: Sum, norms: NormBounds) -> Measured:
+    if chains.outer_gram_bytes(min(op.in_size, op.out_size)) <= norms.memory_budget:
+        return chains.gram_norm_of_chain_upper_bound(op, norms.quick_spectral), "Gram matrix of the sum"
+    return norms.quick_spectral(op), "sum of norms (over the memory budget)"
+
+
+@spectral_norm_upper_bound.register
+def _(op: Composition, norms: NormBounds) -> Measured:
+    factors = op.factors
+    outer = min(op.in_size, op.out_size)
+    cut = min(range(1, len(factors)), key=lambda c: factors[c].out_size)
+    inner = factors[cut].out_size
+    fits_outer = chains.outer_gram_bytes(outer) <= norms.memory_budget
+    fits_inner = chains.inner_gram_bytes(inner) <= norms.memory_budget
+    if fits_outer and not (fits_inner and 2 * inner < outer):
+        return chains.gram_norm_of_chain_upper_bound(op, norms.quick_spectral), "Gram matrix of the chain"
+    if fits_inner:
+        left, right = _product(factors[:cut]), _product(factors[cut:])
+        value = chains.middle_gram_norm_upper_bound(left, right, norms.quick_spectral)
+        return value, "Gram matrices in the middle of the chain"
+    return _best_split(factors, norms)
+
+
+def _best_split(factors: tuple[AbstractLinearMap, ...], norms: NormBounds) -> Measured:
+    """Bound a long product by the best product of two shorter ones."""
+    known: dict[tuple[AbstractLinearMap, ...], Tensor] = {}
+
+    def norm(part: tuple[AbstractLinearMap, ...]) -> Tensor:
+        if part not in known:
+            known[part] = norms.spectral(_product(part))
+        return known[part]
+
+    splits = [norm(factors[:c]) * norm(factors[c:]) for c in range(1, len(factors))]
+    return inflate(torch.stack(splits).amin(), 0.0), "best split (over the memory budget)"
+
+
+def _product(factors: tuple[AbstractLinearMap, ...]) -> AbstractLinearMap:
+    return factors[0] if len(factors) == 1 else Composition(factors)

@@ -1,0 +1,156 @@
+r"""Eigenvalues and singular values bounded from above, with a proof that floating point completes.
+
+If a floating-point Cholesky factorisation of :math:`C = \lambda I - S` runs to the end, then C is
+positive definite but for a rounding error that we can bound, so :math:`\lambda` bounds the largest
+eigenvalue of S but for the same error.  An ordinary eigenvalue solver only guesses the
+:math:`\lambda`; nothing rests on its accuracy but the tightness.
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
+
+_DIRECT_SIZE = 1500
+"""Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
+
+
+def largest_eigenvalue_upper_bound(
+    matrix: Float64[Tensor, "*batch n n"], error: float | Tensor = 0.0
+) -> Float64[Tensor, ""]:
+    r"""Bound the largest eigenvalue over a batch of symmetric matrices.
+
+    Only the lower triangles are read.  `error` bounds, in the 2-norm, how far the given floats
+    may be from the matrices that are meant.  With :math:`C = fl(\lambda I - S)` and a Cholesky
+    factorisation of C that completes,
+
+    .. math:: \lambda_{max}(S) \le \lambda + \frac{\gamma_{n+2}}{1 - \gamma_{n+2}} \mathrm{tr}\, C,
+
+    which assumes inner products summed in some order (LAPACK).  Elsewhere (CUDA) the computed
+    factor R is checked instead: :math:`\lambda_{max}(S) \le \lambda + \|C - RR^T\|_F` plus the
+    rounding of that residual.  The result may be negative only by rounding; it is clipped at 0.
+
+    >>> S = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> 3.0 <= float(largest_eigenvalue_upper_bound(S)) < 3.0 + 1e-12
+    True
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        raise InvalidInput(
+            "An eigenvalue bound needs finite numbers, got NaN or infinity. Check the weights."
+        )
+    n = matrix.shape[-1]
+    symmetric = matrix.tril() + matrix.tril(-1).mT
+    scale = power_of_two(symmetric.abs().amax())
+    scaled = symmetric / scale
+    guess = _largest_eigenvalue_estimate(scaled)
+    slack, step = max(abs(guess), 2.0**-60), 1e-13 if n <= _DIRECT_SIZE else 1e-11
+    for _ in range(60):
+        bound = _verify(scaled, guess + step * slack)
+        if bound is not None:
+            total = (inflate(bound, 0.0) + 2 * TINY) * scale + torch.as_tensor(error).to(bound)
+            return inflate(total.clamp(min=0.0), 0.0)
+        step *= 4
+    raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
+
+
+def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -> Float64[Tensor, ""]:
+    r"""Bound the largest singular value over a batch of matrices, to about 1e-11.
+
+    With :math:`B = fl(WW^T)` (or :math:`W^T W`, whichever is smaller) and inner products of length
+    m, :math:`\sigma^2 \le \lambda_{max}(B) + \gamma_m \|W\|_F^2`.
+
+    >>> W = torch.diag(torch.tensor([3.0, -4.0], dtype=torch.float64))
+    >>> 4.0 <= float(spectral_norm_of_matrix_upper_bound(W)) < 4.0 + 1e-10
+    True
+    """
+    if matrix.numel() == 0:
+        return matrix.new_zeros(())
+    wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
+    scale = power_of_two(wide.abs().amax())
+    scaled = wide / scale
+    m = scaled.shape[-1]
+    frobenius = inflate(
+        scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1)
+    )
+    squared = largest_eigenvalue_upper_bound(scaled @ scaled.mT, error=gamma(m) * frobenius + m * TINY)
+    return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
+
+
+def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.0) -> Float64[Tensor, "n n"]:
+    r"""Return a lower triangular R with :math:`R R^T \succeq S`, for S positive semidefinite.
+
+    S is known to within `error` in the 2-norm.  R is the Cholesky factor of the given matrix
+    shifted up by more than that error and its own.
+
+    >>> R = dominating_factor(torch.eye(2, dtype=torch.float64))
+    >>> bool(torch.linalg.eigvalsh(R @ R.T - torch.eye(2)).min() >= 0)
+    True
+    """
+    n = matrix.shape[-1]
+    symmetric = matrix.tril() + matrix.tril(-1).mT
+    trace = symmetric.diagonal().abs().sum()
+    shift = 4 * float(error + gamma(n + 2) * trace) + torch.finfo(matrix.dtype).tiny
+    for _ in range(60):
+        C = symmetric.clone()
+        C.diagonal().add_(shift)
+        R, info = torch.linalg.cholesky_ex(C)
+        if int(info) == 0 and shift >= float(error + _cholesky_error(C, R)):
+            factor: Tensor = R
+            return factor
+        shift *= 4
+    raise InvalidInput(
+        "No Cholesky factor could be verified: the matrix holds NaN or is far from semidefinite."
+    )
+
+
+def _cholesky_error(C: Tensor, R: Tensor) -> Tensor:
+    """Bound the 2-norm of C_true - R R', where forming C rounded on its diagonal."""
+    n = C.shape[-1]
+    diagonal = C.diagonal(dim1=-2, dim2=-1)
+    if C.device.type == "cpu":
+        g = gamma(n + 2)
+        excess = g / (1 - g) * diagonal.sum(dim=-1)
+    else:
+        residual = torch.linalg.vector_norm(C.tril() - (R @ R.mT).tril(), dim=(-2, -1)) * math.sqrt(2.0)
+        excess = (1 + 1e-10) * residual + gamma(n) * R.square().sum(dim=(-2, -1))
+    # The sum on the diagonal rounds by u |C_ii| at most.
+    excess = excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1)
+    return inflate(excess.amax(), gamma(n * n + 2)) + n * TINY
+
+
+def _verify(symmetric: Tensor, shift: float) -> Tensor | None:
+    """Return a proven bound near the shift, or None if the factorisation breaks down."""
+    C = -symmetric
+    C.diagonal(dim1=-2, dim2=-1).add_(shift)
+    R, info = torch.linalg.cholesky_ex(C)
+    if bool((info != 0).any()) or not bool(torch.isfinite(R).all()):
+        return None
+    return shift + _cholesky_error(C, R)
+
+
+def _largest_eigenvalue_estimate(symmetric: Tensor) -> float:
+    """Guess the largest eigenvalue over the batch; a poor guess costs time, not soundness."""
+    n = symmetric.shape[-1]
+    if n <= _DIRECT_SIZE or symmetric.dim() > 2 or symmetric.device.type != "cpu":
+        return float(torch.linalg.eigvalsh(symmetric).amax())
+
+    def product(
+        v: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+    ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        return (symmetric @ torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy()
+
+    start = np.cos(np.arange(n, dtype=np.float64))
+    operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
+    try:
+        top = eigsh(
+            operator, k=1, which="LA", v0=start, tol=1e-11, ncv=40, maxiter=60, return_eigenvectors=False
+        )
+        return float(top[0])
+    except ArpackNoConvergence:
+        return float(torch.linalg.eigvalsh(symmetric).amax())
