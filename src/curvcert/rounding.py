@@ -63,9 +63,7 @@ def power_of_two(x: Tensor) -> Tensor:
     """
     x = x.detach()
     _, exponent = torch.frexp(x)
-    return torch.where(
-        x > 0, torch.ldexp(torch.ones_like(x), exponent.clamp(-1020, 1020)), torch.ones_like(x)
-    )
+    return torch.where(x > 0, torch.ldexp(torch.ones_like(x), exponent.clamp(-1020, 1020)), torch.ones_like(x))
 
 
 def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:

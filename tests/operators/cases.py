@@ -98,9 +98,7 @@ CASES = [
     Case("narrow middle", lambda: Dense(randn(9, 2)) @ Dense(randn(2, 8, seed=1))),
     Case("conv chain", conv_chain),
     Case("conv chain transposed", lambda: conv_chain().T),
-    Case(
-        "pool chain", lambda: AveragePool2d((3, 4, 4), (2, 2), (2, 2)) @ Diagonal(randn(3, 1, 1), (3, 4, 4))
-    ),
+    Case("pool chain", lambda: AveragePool2d((3, 4, 4), (2, 2), (2, 2)) @ Diagonal(randn(3, 1, 1), (3, 4, 4))),
 ]
 
 IDS = [case.name for case in CASES]

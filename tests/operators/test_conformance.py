@@ -35,9 +35,7 @@ class TestConformance:
     def test_adjoint_is_the_transposed_matrix(self, case: Case) -> None:
         op = case.make()
         y = randn(3, *op.out_shape, seed=9)
-        torch.testing.assert_close(
-            op.adjoint(y).flatten(1), y.flatten(1) @ op.as_matrix(), rtol=EPS, atol=EPS
-        )
+        torch.testing.assert_close(op.adjoint(y).flatten(1), y.flatten(1) @ op.as_matrix(), rtol=EPS, atol=EPS)
         torch.testing.assert_close(op.T.as_matrix(), op.as_matrix().T, rtol=EPS, atol=EPS)
 
     def test_any_number_of_leading_dimensions(self, case: Case) -> None:

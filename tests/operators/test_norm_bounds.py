@@ -71,9 +71,7 @@ def test_spectral_norm_of_every_map(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-@pytest.mark.parametrize(
-    ("p", "q"), [(1, 1), (1, 2), (1, 3), (2, math.inf), (math.inf, math.inf), (1.5, math.inf)]
-)
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (1, 2), (1, 3), (2, math.inf), (math.inf, math.inf), (1.5, math.inf)])
 def test_closed_forms_are_exact(case: Case, p: float, q: float) -> None:
     matrix = case.make().as_matrix()
     if p == 1:
@@ -133,9 +131,7 @@ def test_fourier_bound_is_never_below(conv: Conv2d) -> None:
     if covers(conv):
         bound = float(fourier_norm_upper_bound(conv))
         assert bound >= truth * (1 - LAPACK)
-        whole = all(
-            m * s == n for m, s, n in zip(conv.out_shape[1:], conv.stride, conv.in_shape[1:], strict=True)
-        )
+        whole = all(m * s == n for m, s, n in zip(conv.out_shape[1:], conv.stride, conv.in_shape[1:], strict=True))
         if conv.padding_mode == "circular" and whole:
             assert bound <= truth * (1 + 1e-10) + 1e-12
     assert truth * (1 - LAPACK) <= float(norm_upper_bound(conv)) <= truth * (1 + 1e-8) + 1e-13
@@ -149,9 +145,7 @@ def test_convolution_rows_and_columns(conv: Conv2d, r: float) -> None:
     assert bool((column_norms_upper_bound(conv, r).flatten() >= columns * (1 - LAPACK)).all())
     if r <= 4:
         torch.testing.assert_close(row_norms_upper_bound(conv, r).flatten(), rows, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(
-            column_norms_upper_bound(conv, r).flatten(), columns, rtol=1e-10, atol=1e-12
-        )
+        torch.testing.assert_close(column_norms_upper_bound(conv, r).flatten(), columns, rtol=1e-10, atol=1e-12)
 
 
 SHAPES_OF_6C2F = [(3, 32, 3, 1, 32), (32, 32, 4, 2, 32), (64, 64, 3, 1, 8), (64, 64, 4, 2, 8)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import reduce
+from itertools import pairwise
 from typing import Any, Self, final
 
 import torch
@@ -121,14 +122,10 @@ class AbstractLinearMap(ABC):
         return scale(-1.0, self)
 
 
-def _batched(
-    function: Callable[[Tensor], Tensor], x: Tensor, shape: Shape, dtype: torch.dtype, name: str
-) -> Tensor:
+def _batched(function: Callable[[Tensor], Tensor], x: Tensor, shape: Shape, dtype: torch.dtype, name: str) -> Tensor:
     lead = x.shape[: x.dim() - len(shape)]
     if x.shape[len(lead) :] != shape:
-        raise InvalidInput(
-            f"{name} expected a tensor of shape (..., {_commas(shape)}), got {tuple(x.shape)}."
-        )
+        raise InvalidInput(f"{name} expected a tensor of shape (..., {_commas(shape)}), got {tuple(x.shape)}.")
     if x.dtype != dtype:
         raise InvalidInput(f"{name} expected {dtype}, got {x.dtype}. Convert with .to({dtype}).")
     y = function(x.reshape(-1, *shape))
@@ -150,9 +147,7 @@ def _moved(value: Any, dtype: torch.dtype | None, device: torch.device | None) -
     if isinstance(value, tuple):
         return tuple(_moved(item, dtype, device) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{f.name: _moved(getattr(value, f.name), dtype, device) for f in fields(value)}
-        )
+        return replace(value, **{f.name: _moved(getattr(value, f.name), dtype, device) for f in fields(value)})
     return value
 
 
@@ -457,7 +452,7 @@ def compose(*maps: AbstractLinearMap) -> AbstractLinearMap:
     >>> compose(Reshape((6,), (2, 3)), Reshape((3, 2), (6,)))
     Reshape(source=(3, 2), target=(2, 3), dtype=torch.float64, device=device(type='cpu'))
     """
-    for left, right in zip(maps, maps[1:], strict=False):
+    for left, right in pairwise(maps):
         if left.in_shape != right.out_shape:
             raise InvalidInput(
                 f"Cannot compose: the left map takes {left.in_shape}, the right one gives {right.out_shape}."

@@ -40,9 +40,7 @@ def gram_norm_of_chain_upper_bound(op: AbstractLinearMap, norm: NormFunction) ->
     return inflate(largest_eigenvalue_upper_bound(gram, error).sqrt(), 0.0)
 
 
-def middle_gram_norm_upper_bound(
-    left: AbstractLinearMap, right: AbstractLinearMap, norm: NormFunction
-) -> Tensor:
+def middle_gram_norm_upper_bound(left: AbstractLinearMap, right: AbstractLinearMap, norm: NormFunction) -> Tensor:
     r"""Bound :math:`\|BA\|_2` with Gram matrices on the space between A and B.
 
     With :math:`R R^T \succeq B^T B`, :math:`\|BA\|^2 \le \lambda_{max}(R^T (AA^T) R)`.

@@ -47,9 +47,7 @@ class Conv2d(AbstractLinearMap):
         if min(self.stride) < 1 or min(self.dilation) < 1 or self.groups < 1:
             raise InvalidInput("Conv2d expects stride, dilation and groups of at least 1.")
         if min(min(side) for side in self.padding) < 0:
-            raise InvalidInput(
-                f"Conv2d expects padding of at least 0, got {self.padding}. Crop the input instead."
-            )
+            raise InvalidInput(f"Conv2d expects padding of at least 0, got {self.padding}. Crop the input instead.")
         if self.padding_mode not in ("zeros", "circular"):
             raise InvalidInput(
                 f"Conv2d covers padding modes 'zeros' and 'circular', got {self.padding_mode!r}. "
@@ -60,9 +58,7 @@ class Conv2d(AbstractLinearMap):
         if self.padding_mode == "circular" and any(
             max(side) > n for side, n in zip(self.padding, self.in_shape[1:], strict=True)
         ):
-            raise InvalidInput(
-                f"Circular padding {self.padding} wraps more than once around {self.in_shape}."
-            )
+            raise InvalidInput(f"Circular padding {self.padding} wraps more than once around {self.in_shape}.")
 
     @property
     def in_shape(self) -> Shape:
@@ -102,9 +98,7 @@ class Conv2d(AbstractLinearMap):
         rest_h, rest_w = (n + sum(side) - (m - 1) * s - e - 1 for n, side, e, s, m in axes)
         padded = F.conv_transpose2d(y, self.weight, None, self.stride, 0, (0, 0), self.groups, self.dilation)
         padded = F.pad(padded, (0, rest_w, 0, rest_h))
-        for axis, (n, (before, after)) in enumerate(
-            zip(self.in_shape[1:], self.padding, strict=True), start=2
-        ):
+        for axis, (n, (before, after)) in enumerate(zip(self.in_shape[1:], self.padding, strict=True), start=2):
             if self.padding_mode == "zeros":
                 padded = padded.narrow(axis, before, n)
             else:

@@ -54,11 +54,7 @@ class PowerIteration(nn.Module):
                 v = _unit(op.adjoint(_unit(op.apply(v))))
             self.v.copy_(v)
             v, u = v.clone(), _unit(op.apply(v))
-        value: Tensor
-        if isinstance(op, Dense):
-            value = _RankOneNorm.apply(op.weight, u, v)  # type: ignore[no-untyped-call]
-        else:
-            value = (u * op.apply(v)).sum()
+        value = _rank_one_norm(op.weight, u, v) if isinstance(op, Dense) else (u * op.apply(v)).sum()
         return Estimate(value, 2, 2, method="power iteration")
 
 
@@ -74,6 +70,11 @@ class _RankOneNorm(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
         u, v = ctx.saved_tensors  # type: ignore[attr-defined]
         return torch.outer(gradient * u, v), None, None
+
+
+def _rank_one_norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    value: Tensor = _RankOneNorm.apply(weight, u, v)  # type: ignore[no-untyped-call]
+    return value
 
 
 def norm_estimate(op: AbstractLinearMap, steps: int = 100) -> Estimate:

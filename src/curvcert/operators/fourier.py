@@ -55,9 +55,7 @@ def fourier_norm_upper_bound(conv: Conv2d, candidates: int = 2) -> Float64[Tenso
     True
     """
     tries = candidates if conv.padding_mode == "zeros" else 1
-    return torch.stack(
-        [_torus_norm_upper_bound(conv, *torus_sizes(conv, extra)) for extra in range(tries)]
-    ).amin()
+    return torch.stack([_torus_norm_upper_bound(conv, *torus_sizes(conv, extra)) for extra in range(tries)]).amin()
 
 
 def _torus_norm_upper_bound(conv: Conv2d, N_h: int, N_w: int) -> Tensor:
@@ -66,9 +64,7 @@ def _torus_norm_upper_bound(conv: Conv2d, N_h: int, N_w: int) -> Tensor:
     rows = torch.arange(N_h // s_h // 2 + 1, device=conv.device)
     per_row = conv.weight[:, :, 0, 0].numel() * s_h * N_w * 8
     chunks = rows.split(max(1, _CHUNK_BYTES // (8 * per_row)))
-    norm = torch.stack(
-        [spectral_norm_of_matrix_upper_bound(_blocks(conv, N_h, N_w, m)) for m in chunks]
-    ).amax()
+    norm = torch.stack([spectral_norm_of_matrix_upper_bound(_blocks(conv, N_h, N_w, m)) for m in chunks]).amax()
     # exp(-2 pi i t / N) with |t| <= N / 2 is within 10 u; two of them and k_h k_w roundings.
     taps = conv.weight.shape[2] * conv.weight.shape[3]
     size = inflate(torch.linalg.vector_norm(conv.weight.abs().sum(dim=(-2, -1))), 1e-9)
@@ -81,9 +77,7 @@ def _blocks(conv: Conv2d, N_h: int, N_w: int, rows: Tensor) -> Tensor:
     (s_h, s_w), (d_h, d_w) = conv.stride, conv.dilation
     M_h, M_w = N_h // s_h, N_w // s_w
     kernels = conv.weight.unflatten(0, (conv.groups, -1))
-    high = _waves(
-        rows[:, None] + M_h * torch.arange(s_h, device=conv.device), N_h, kernels.shape[-2], d_h, kernels
-    )
+    high = _waves(rows[:, None] + M_h * torch.arange(s_h, device=conv.device), N_h, kernels.shape[-2], d_h, kernels)
     frequencies = torch.arange(N_w, device=conv.device).reshape(s_w, M_w)
     wide = _waves(frequencies, N_w, kernels.shape[-1], d_w, kernels)
     spectrum = torch.einsum("mjh,goihw,knw->gmnoijk", high, kernels.to(high.dtype), wide)

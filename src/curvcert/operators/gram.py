@@ -12,9 +12,7 @@ from torch import Tensor
 from curvcert.rounding import TINY, gamma, inflate, power_of_two
 
 
-def gram_norm_upper_bound(
-    matrix: Float64[Tensor, "*batch n m"], iterations: int = 9
-) -> Float64[Tensor, "*batch"]:
+def gram_norm_upper_bound(matrix: Float64[Tensor, "*batch n m"], iterations: int = 9) -> Float64[Tensor, "*batch"]:
     r"""Bound the largest singular value of each matrix, differentiably.
 
     Each step scales by a power of two s (exact) and unwinds

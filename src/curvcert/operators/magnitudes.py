@@ -36,9 +36,7 @@ def magnitude(op: AbstractLinearMap) -> AbstractLinearMap:
     >>> magnitude(Dense(torch.tensor([[1.0, -2.0]]))).as_matrix()
     tensor([[1., 2.]])
     """
-    raise UnsupportedOperator(
-        f"magnitude has no rule for {type(op).__name__}. Register one with magnitude.register."
-    )
+    raise UnsupportedOperator(f"magnitude has no rule for {type(op).__name__}. Register one with magnitude.register.")
 
 
 @magnitude.register(Dense | Conv2d | Diagonal)
@@ -148,3 +146,17 @@ def absolute_norm_upper_bound(op: AbstractLinearMap) -> Tensor:
     r"""Bound :math:`\| |A| \|_2 \le \sqrt{\|A\|_1 \|A\|_\infty}`, cheaply."""
     rows, columns = absolute_row_sums_upper_bound(op).amax(), absolute_column_sums_upper_bound(op).amax()
     return inflate((inflate(rows.sqrt(), 0.0) * inflate(columns.sqrt(), 0.0)), 0.0)
+
+
+def image_error(op: AbstractLinearMap, x: Tensor, x_error: Tensor | None = None) -> Tensor:
+    r"""Bound :math:`|fl(A\hat x) - A x|`, coordinate by coordinate, where :math:`|\hat x - x| \le` x_error.
+
+    >>> op = Dense(torch.ones(1, 2, dtype=torch.float64))
+    >>> 0 < float(image_error(op, torch.ones(2, dtype=torch.float64))) < 1e-15
+    True
+    """
+    size, g = magnitude(op), gamma(rounding_length(op) + 1)
+    error = g * size.apply(x.abs())
+    if x_error is not None:
+        error = error + size.apply(x_error)
+    return inflate(error, g)

@@ -10,7 +10,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from curvcert.bounds.types import Bound
+from curvcert.bounds.types import Bound, LayerTerm, Scope
 from curvcert.errors import InvalidInput, UnsupportedOperator
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import chains, fourier
@@ -29,10 +29,11 @@ from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
+from curvcert.operators.norm_rule import AbstractNorms
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, gamma, inflate
 
 MEMORY_BUDGET = 4 * 2**30
 """Bytes that one norm may take by default."""
@@ -61,7 +62,7 @@ def norm_upper_bound(
     return NormBounds(memory_budget).bound(op, p, q)
 
 
-class NormBounds:
+class NormBounds(AbstractNorms[Bound]):
     """Norm bounds that remember: the norms of shared maps are computed once in its lifetime.
 
     >>> norms = NormBounds()
@@ -88,11 +89,33 @@ class NormBounds:
             with torch.no_grad():
                 value, method = self._measure(op.to(torch.float64), p, q)
             if not bool(torch.isfinite(value)):
-                raise InvalidInput(
-                    f"The norm of this {type(op).__name__} overflows float64. Rescale the weights."
-                )
+                raise InvalidInput(f"The norm of this {type(op).__name__} overflows float64. Rescale the weights.")
             self._known[key] = (op, Bound(value, p, q, method=method))
         return self._known[key][1]
+
+    def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
+        """Bound the p -> q norm of a map, as a plain number."""
+        return self.bound(op, p, q).value
+
+    def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
+        """Bound the r-norms of the rows of a map."""
+        require_finite(op)
+        with torch.no_grad():
+            return row_norms_upper_bound(op.to(torch.float64), r)
+
+    def result(
+        self,
+        value: Tensor,
+        p: float,
+        q: float,
+        scope: Scope,
+        method: str,
+        per_layer: tuple[LayerTerm, ...] = (),
+        assumes: tuple[str, ...] = (),
+        skipped: tuple[str, ...] = (),
+    ) -> Bound:
+        """Return the final number of a recursion, rounded up, as a Bound."""
+        return Bound(inflate(value, RECURSION_SLACK), p, q, scope, method, per_layer, assumes, skipped)
 
     def spectral(self, op: AbstractLinearMap) -> Tensor:
         """Bound the 2 -> 2 norm of a float64 map."""
@@ -170,9 +193,7 @@ def _(op: Conv2d, norms: NormBounds) -> Measured:
         return spectral_norm_of_matrix_upper_bound(op.as_matrix()), "explicit matrix"
     if fourier.covers(op):
         return fourier.fourier_norm_upper_bound(op), "Fourier"
-    return absolute_norm_upper_bound(
-        op
-    ), "row and column sums (a stride that does not divide a circular image)"
+    return absolute_norm_upper_bound(op), "row and column sums (a stride that does not divide a circular image)"
 
 
 @spectral_norm_upper_bound.register

@@ -109,19 +109,17 @@ def _conv_line_norms(conv: Conv2d, r: float, transposed: bool) -> Tensor:
     As long as no two taps meet in one entry, a row's :math:`\sum |K|^r` over the taps that fall
     into the image is the convolution of an image of ones with the kernel :math:`|K|^r`.
     """
-    meet = conv.padding_mode == "circular" and any(
-        e >= n for e, n in zip(conv.extent, conv.in_shape[1:], strict=True)
-    )
-    if meet:
+    wraps = conv.padding_mode == "circular"
+    meet = wraps and any(e >= n for e, n in zip(conv.extent, conv.in_shape[1:], strict=True))
+    # Periodic continuation shows an entry to more outputs than the kernel has taps.
+    if meet or (wraps and r > 4):
         op = conv.T if transposed else conv
         return row_norms_upper_bound.dispatch(object)(op, r)
     if r > 4:
         return _whole_kernel_norms(conv, r, transposed)
     peak = conv.weight.abs().amax()
     if float(peak) == 0.0:
-        return torch.zeros(
-            conv.in_shape if transposed else conv.out_shape, dtype=conv.dtype, device=conv.device
-        )
+        return torch.zeros(conv.in_shape if transposed else conv.out_shape, dtype=conv.dtype, device=conv.device)
     kernel = Conv2d(
         (conv.weight.abs() / peak).pow(r), conv.in_shape, conv.stride, conv.padding, conv.dilation,
         conv.groups, conv.padding_mode,

@@ -34,9 +34,7 @@ class Diagonal(AbstractLinearMap):
         except RuntimeError:
             fits = False
         if not fits:
-            raise InvalidInput(
-                f"Diagonal weight {tuple(self.weight.shape)} does not broadcast to {self.shape}."
-            )
+            raise InvalidInput(f"Diagonal weight {tuple(self.weight.shape)} does not broadcast to {self.shape}.")
 
     @property
     def in_shape(self) -> Shape:
@@ -66,11 +64,11 @@ class Diagonal(AbstractLinearMap):
 
 def batch_norm_in_eval(
     shape: Shape,
-    mean: Float[Tensor, "channels"],
-    variance: Float[Tensor, "channels"],
+    mean: Float[Tensor, " channels"],
+    variance: Float[Tensor, " channels"],
     eps: float,
-    weight: Float[Tensor, "channels"] | None = None,
-    bias: Float[Tensor, "channels"] | None = None,
+    weight: Float[Tensor, " channels"] | None = None,
+    bias: Float[Tensor, " channels"] | None = None,
 ) -> tuple[Diagonal, Float[Tensor, "channels ..."]]:
     r"""Return batch normalisation with fixed statistics as a diagonal map and an offset.
 
@@ -115,9 +113,7 @@ class AveragePool2d(AbstractLinearMap):
     def as_conv(self) -> Conv2d:
         """The depthwise convolution by 1/(kh kw), equal to the pooling but for that one rounding."""
         kh, kw = self.kernel_size
-        weight = torch.full(
-            (self.in_shape[0], 1, kh, kw), 1.0 / (kh * kw), dtype=self.dtype, device=self.device
-        )
+        weight = torch.full((self.in_shape[0], 1, kh, kw), 1.0 / (kh * kw), dtype=self.dtype, device=self.device)
         (ph, pw) = self.padding
         return Conv2d(weight, self.in_shape, self.stride, ((ph, ph), (pw, pw)), groups=self.in_shape[0])
 

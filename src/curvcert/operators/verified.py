@@ -20,6 +20,9 @@ from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
 _DIRECT_SIZE = 1500
 """Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
 
+_BATCHED_DIRECT_SIZE = 256
+"""The same for a batch with one bound a matrix."""
+
 
 def largest_eigenvalue_upper_bound(
     matrix: Float64[Tensor, "*batch n n"], error: float | Tensor = 0.0
@@ -41,9 +44,7 @@ def largest_eigenvalue_upper_bound(
     True
     """
     if not bool(torch.isfinite(matrix).all()):
-        raise InvalidInput(
-            "An eigenvalue bound needs finite numbers, got NaN or infinity. Check the weights."
-        )
+        raise InvalidInput("An eigenvalue bound needs finite numbers, got NaN or infinity. Check the weights.")
     n = matrix.shape[-1]
     symmetric = matrix.tril() + matrix.tril(-1).mT
     scale = power_of_two(symmetric.abs().amax())
@@ -57,6 +58,53 @@ def largest_eigenvalue_upper_bound(
             return inflate(total.clamp(min=0.0), 0.0)
         step *= 4
     raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
+
+
+def largest_eigenvalues_upper_bound(
+    matrices: Float64[Tensor, "batch n n"], error: Float64[Tensor, " batch"]
+) -> Float64[Tensor, " batch"]:
+    """Bound the largest eigenvalue of each symmetric matrix of a batch, known to within `error`.
+
+    As `largest_eigenvalue_upper_bound`, but one value a matrix; over a size of 256 the guesses come from
+    power iteration and cost up to 1e-4 of tightness.
+
+    >>> S = torch.tensor([[[2.0]], [[3.0]]], dtype=torch.float64)
+    >>> largest_eigenvalues_upper_bound(S, torch.zeros(2, dtype=torch.float64)).round(decimals=9)
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    n = matrices.shape[-1]
+    symmetric = matrices.tril() + matrices.tril(-1).mT
+    scale = power_of_two(symmetric.abs().amax(dim=(-2, -1)))
+    scaled = symmetric / scale[:, None, None]
+    guess, step = _largest_eigenvalue_estimates(scaled), 1e-13 if n <= _BATCHED_DIRECT_SIZE else 1e-4
+    slack = guess.abs().clamp(min=2.0**-60)
+    bounds = torch.full_like(guess, torch.inf)
+    open_ = torch.arange(len(guess), device=guess.device)
+    for _ in range(60):
+        shift = (guess + step * slack)[open_]
+        C = -scaled[open_]
+        C.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
+        R, info = torch.linalg.cholesky_ex(C)
+        done = (info == 0) & torch.isfinite(R).all(dim=(-2, -1))
+        bounds[open_[done]] = (shift + _cholesky_errors(C, R))[done]
+        open_ = open_[~done]
+        if len(open_) == 0:
+            total = (inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY) * scale + error
+            return inflate(total, 0.0)
+        step *= 4
+    raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
+
+
+def _largest_eigenvalue_estimates(symmetric: Tensor) -> Tensor:
+    if symmetric.shape[-1] <= _BATCHED_DIRECT_SIZE:
+        top: Tensor = torch.linalg.eigvalsh(symmetric).amax(dim=-1)
+        return top
+    v = torch.ones(*symmetric.shape[:-1], 1, dtype=symmetric.dtype, device=symmetric.device)
+    v = v + 0.5 * torch.cos(torch.arange(symmetric.shape[-1]).to(v))[:, None]
+    for _ in range(30):
+        v = symmetric @ v
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp(min=1e-300)
+    return (v * (symmetric @ v)).sum(dim=(-2, -1))
 
 
 def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -> Float64[Tensor, ""]:
@@ -75,9 +123,7 @@ def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -
     scale = power_of_two(wide.abs().amax())
     scaled = wide / scale
     m = scaled.shape[-1]
-    frobenius = inflate(
-        scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1)
-    )
+    frobenius = inflate(scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1))
     squared = largest_eigenvalue_upper_bound(scaled @ scaled.mT, error=gamma(m) * frobenius + m * TINY)
     return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
 
@@ -104,13 +150,15 @@ def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.
             factor: Tensor = R
             return factor
         shift *= 4
-    raise InvalidInput(
-        "No Cholesky factor could be verified: the matrix holds NaN or is far from semidefinite."
-    )
+    raise InvalidInput("No Cholesky factor could be verified: the matrix holds NaN or is far from semidefinite.")
 
 
 def _cholesky_error(C: Tensor, R: Tensor) -> Tensor:
-    """Bound the 2-norm of C_true - R R', where forming C rounded on its diagonal."""
+    """Bound the 2-norm of C_true - R R' over a batch, where forming C rounded on its diagonal."""
+    return _cholesky_errors(C, R).amax()
+
+
+def _cholesky_errors(C: Tensor, R: Tensor) -> Tensor:
     n = C.shape[-1]
     diagonal = C.diagonal(dim1=-2, dim2=-1)
     if C.device.type == "cpu":
@@ -121,7 +169,7 @@ def _cholesky_error(C: Tensor, R: Tensor) -> Tensor:
         excess = (1 + 1e-10) * residual + gamma(n) * R.square().sum(dim=(-2, -1))
     # The sum on the diagonal rounds by u |C_ii| at most.
     excess = excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1)
-    return inflate(excess.amax(), gamma(n * n + 2)) + n * TINY
+    return inflate(excess, gamma(n * n + 2)) + n * TINY
 
 
 def _verify(symmetric: Tensor, shift: float) -> Tensor | None:
@@ -148,9 +196,7 @@ def _largest_eigenvalue_estimate(symmetric: Tensor) -> float:
     start = np.cos(np.arange(n, dtype=np.float64))
     operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
     try:
-        top = eigsh(
-            operator, k=1, which="LA", v0=start, tol=1e-11, ncv=40, maxiter=60, return_eigenvectors=False
-        )
+        top = eigsh(operator, k=1, which="LA", v0=start, tol=1e-11, ncv=40, maxiter=60, return_eigenvectors=False)
         return float(top[0])
     except ArpackNoConvergence:
         return float(torch.linalg.eigvalsh(symmetric).amax())

@@ -1,0 +1,76 @@
+"""Activations: phi and its derivatives, their global, interval and anchored ranges, all proven.
+
+Use `from_module(nn.Tanh())` or a row of the table, and ask for a range:
+
+>>> import torch
+>>> z = torch.zeros(1, dtype=torch.float64)
+>>> anchored_curvature_range(from_module(torch.nn.Softplus()), z)[1].item() <= 0.25
+True
+"""
+
+from curvcert.activations.anchored import anchored_curvature_range, anchored_slope_range
+from curvcert.activations.base import Activation, Profile, Turn, from_profiles
+from curvcert.activations.declaration import declare_activation
+from curvcert.activations.interval import derivative_range, second_derivative_range, value_range
+from curvcert.activations.registry import from_module, register_activation
+from curvcert.activations.table import (
+    ACTIVATIONS,
+    ARCTAN,
+    ELU,
+    ERF,
+    GELU,
+    GELU_TANH,
+    ISRU,
+    MISH,
+    RELU,
+    RELU6,
+    SELU,
+    SIGMOID,
+    SILU,
+    SIN,
+    SOFTSIGN,
+    TANH,
+    celu,
+    elu,
+    hardtanh,
+    leaky_relu,
+    softplus,
+    torch_softplus,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "ARCTAN",
+    "ELU",
+    "ERF",
+    "GELU",
+    "GELU_TANH",
+    "ISRU",
+    "MISH",
+    "RELU",
+    "RELU6",
+    "SELU",
+    "SIGMOID",
+    "SILU",
+    "SIN",
+    "SOFTSIGN",
+    "TANH",
+    "Activation",
+    "Profile",
+    "Turn",
+    "anchored_curvature_range",
+    "anchored_slope_range",
+    "celu",
+    "declare_activation",
+    "derivative_range",
+    "elu",
+    "from_module",
+    "from_profiles",
+    "hardtanh",
+    "leaky_relu",
+    "register_activation",
+    "second_derivative_range",
+    "softplus",
+    "torch_softplus",
+    "value_range",
+]

@@ -1,0 +1,23 @@
+"""Lipschitz bounds of networks."""
+
+from curvcert.bounds.lipschitz.portfolio import (
+    LIPSCHITZ_METHODS,
+    AbstractLipschitzMethod,
+    Anchored,
+    LipLT,
+    LipSDPRecursion,
+    Local,
+    Product,
+    lipschitz,
+)
+
+__all__ = [
+    "LIPSCHITZ_METHODS",
+    "AbstractLipschitzMethod",
+    "Anchored",
+    "LipLT",
+    "LipSDPRecursion",
+    "Local",
+    "Product",
+    "lipschitz",
+]

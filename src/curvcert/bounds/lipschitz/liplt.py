@@ -1,0 +1,105 @@
+r"""LipLT: Lipschitz bounds through a loop transformation of the activations.
+
+With :math:`\phi(z) = \mu z + \psi(z)` about the middle slope :math:`\mu = (\alpha + \beta)/2`, the rest
+:math:`\psi` is :math:`\rho = (\beta - \alpha)/2`-Lipschitz and a block is
+:math:`\hat H x + G\Psi(Wx + b) + c` with :math:`\hat H = H + \mu GW`.  Unrolled,
+
+.. math::
+    L_{k+1} = \|\hat H_k \cdots \hat H_0\|
+    + \sum_{j \le k} \rho_j \|\hat H_k \cdots \hat H_{j+1} G_j\| \|W_j\| L_j.
+
+Never above the product of the blocks' constants.  Reference: Fazlyab et al. (NeurIPS 2023); Entesari et
+al. (ICML 2024), equation `eq:lipLtRecursive`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.product import max_pool_constant
+from curvcert.bounds.types import Global, LayerTerm
+from curvcert.errors import UnsupportedBlock
+from curvcert.network import AbstractBlock, Affine, Block, MaxPool
+from curvcert.operators import AbstractLinearMap
+from curvcert.operators.norm_rule import AbstractNorms, R
+
+
+@dataclass(frozen=True, eq=False)
+class LoopTransformed:
+    """The linear part of a block about the middle slope, and what is left: rho, G and W."""
+
+    linear: AbstractLinearMap
+    rest: tuple[float, AbstractLinearMap, AbstractLinearMap] | None
+
+
+def loop_transformed(block: Block | Affine) -> LoopTransformed:
+    """Split a block about the middle of its slopes; rho is rounded up so that it covers both ends."""
+    if isinstance(block, Affine):
+        return LoopTransformed(block.H, None)
+    alpha, beta = block.activation.slope
+    mu = (alpha + beta) / 2
+    rho = math.nextafter(max(beta - mu, mu - alpha), math.inf)
+    return LoopTransformed(block.H + mu * (block.G @ block.W), (rho, block.G, block.W))
+
+
+def liplt_prefixes(problem: Problem, norms: AbstractNorms[R]) -> list[Tensor]:
+    """Return Lipschitz constants of x -> x_k for k = 0, ..., K; the last in the problem's final norm.
+
+    Max-pooling has no loop transformation: the sum starts again behind it.
+    """
+    blocks = problem.network.blocks
+    prefixes = [torch.ones((), dtype=torch.float64, device=problem.network.device)]
+    segment: list[LoopTransformed] = []
+    for k, block in enumerate(blocks):
+        last = k == len(blocks) - 1
+        if isinstance(block, MaxPool):
+            prefixes.append(max_pool_constant(block, problem, last).to(prefixes[-1].device) * prefixes[-1])
+            segment = []
+        else:
+            segment.append(loop_transformed(_known(block)))
+            start = len(prefixes) - len(segment)
+            prefixes.append(_unrolled(segment, prefixes[start:], problem, norms, last))
+    return prefixes
+
+
+def _known(block: AbstractBlock) -> Block | Affine:
+    if isinstance(block, Block | Affine):
+        return block
+    raise UnsupportedBlock(f"{block.name}: LipLT has no rule for a {type(block).__name__}.")
+
+
+def _unrolled(
+    segment: Sequence[LoopTransformed],
+    prefixes: Sequence[Tensor],
+    problem: Problem,
+    norms: AbstractNorms[R],
+    last: bool,
+) -> Tensor:
+    """Return the next prefix constant; `prefixes` are those before each part of the segment."""
+
+    def norm(op: AbstractLinearMap) -> Tensor:
+        return problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p)
+
+    # `tail` is the product of the linear parts behind block j.
+    tail: AbstractLinearMap | None = None
+    total = torch.zeros((), dtype=torch.float64, device=prefixes[0].device)
+    for part, L in zip(reversed(segment), reversed(prefixes), strict=True):
+        if part.rest is not None:
+            rho, G, W = part.rest
+            reach = G if tail is None else tail @ G
+            total = total + rho * norm(reach) * norms.norm(W, problem.p, problem.p) * L
+        tail = part.linear if tail is None else tail @ part.linear
+    return total if tail is None else total + norm(tail) * prefixes[0]
+
+
+def liplt_bound(problem: Problem, norms: AbstractNorms[R]) -> R:
+    """Bound the Lipschitz constant of a network by LipLT."""
+    prefixes = liplt_prefixes(problem, norms)
+    names = [block.name for block in problem.network.blocks]
+    per_layer = tuple(LayerTerm(n, "prefix", L, "liplt") for n, L in zip(names, prefixes[1:], strict=True))
+    value = problem.shaped(prefixes[-1])
+    return norms.result(value, problem.p, problem.q, Global(), "liplt", per_layer, problem.network.assumes)

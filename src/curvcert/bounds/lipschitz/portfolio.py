@@ -1,0 +1,184 @@
+"""`curvcert.lipschitz`: one entry to every Lipschitz bound."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.anchored import anchored_bound
+from curvcert.bounds.lipschitz.liplt import liplt_bound
+from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, reason_to_skip_lipsdp
+from curvcert.bounds.lipschitz.local import local_bound
+from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
+from curvcert.bounds.lipschitz.product import product_bound
+from curvcert.bounds.types import Anchor, Ball, Bound, Global
+from curvcert.errors import InvalidInput
+from curvcert.network import Network
+
+
+class AbstractLipschitzMethod(ABC):
+    """A way to bound a Lipschitz constant."""
+
+    name: str
+
+    @abstractmethod
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Say why the method does not apply to the problem, or None."""
+
+    @abstractmethod
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+
+
+@final
+@dataclass(frozen=True)
+class Product(AbstractLipschitzMethod):
+    """The product of the blocks' constants."""
+
+    name: str = "product"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply always."""
+        return None
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return product_bound(problem, problem.norms)
+
+
+@final
+@dataclass(frozen=True)
+class LipLT(AbstractLipschitzMethod):
+    """The loop transformation, unrolled."""
+
+    name: str = "liplt"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply always."""
+        return None
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return liplt_bound(problem, problem.norms)
+
+
+@final
+@dataclass(frozen=True)
+class LipSDPRecursion(AbstractLipschitzMethod):
+    """A feasible point of LipSDP, layer by layer."""
+
+    name: str = "lipsdp-recursion"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to feed-forward networks in l2."""
+        return reason_to_skip_lipsdp(problem)
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return lipsdp_recursion_bound(problem)
+
+
+@final
+@dataclass(frozen=True)
+class Anchored(AbstractLipschitzMethod):
+    """Slopes as seen from a point."""
+
+    name: str = "anchored"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply where the point is fixed: an anchored bound never stands for a ball."""
+        return None if isinstance(problem.scope, Anchor) else "anchored: needs at=x and no radius"
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return anchored_bound(problem)
+
+
+@final
+@dataclass(frozen=True)
+class Local(AbstractLipschitzMethod):
+    """Slopes over a ball."""
+
+    name: str = "local"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to a ball."""
+        return None if isinstance(problem.scope, Ball) else "local: needs at=x and radius=r"
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return local_bound(problem)
+
+
+LIPSCHITZ_METHODS: dict[str, AbstractLipschitzMethod] = {
+    method.name: method for method in (Product(), LipLT(), LipSDPRecursion(), Anchored(), Local())
+}
+
+
+def lipschitz(
+    network: Network,
+    p: float = 2,
+    q: float | None = None,
+    method: str | AbstractLipschitzMethod = "auto",
+    at: Tensor | None = None,
+    radius: float | Tensor | None = None,
+    pair: Pair = None,
+    logit: int | None = None,
+) -> Bound:
+    r"""Bound a network's Lipschitz constant: :math:`\|f(x) - f(y)\|_q \le L \|x - y\|_p`.
+
+    Args:
+        network: what `curvcert.trace` returned.
+        p: norm of the inputs, 1 <= p <= inf.
+        q: norm of the outputs; p by default.
+        method: "product", "liplt", "lipsdp-recursion", "anchored", "local", a method object, or "auto", the
+            least of all that apply; `Bound.method` tells which won, `Bound.skipped` which did not apply.
+        at: a batch of points: *anchored*, one point fixed there and the other free, one value a sample.
+        radius: with `at`, *local*: both points in the closed ball of that radius.
+        pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
+            `itertools.combinations`.
+        logit: i for the scalar f_i.
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> net = trace(nn.Linear(2, 1, bias=False).requires_grad_(False).eval(), torch.zeros(1, 2))
+    >>> weight = net.blocks[0].H.as_matrix()
+    >>> bound = lipschitz(net)
+    >>> 0 <= float(bound) - float(torch.linalg.vector_norm(weight)) < 1e-9
+    True
+    """
+    problem = make_problem(network, p, q, at, radius, pair, logit)
+    if isinstance(method, AbstractLipschitzMethod):
+        return _apply(method, problem)
+    if method == "auto":
+        return _least(problem)
+    if method not in LIPSCHITZ_METHODS:
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(LIPSCHITZ_METHODS)}.")
+    return _apply(LIPSCHITZ_METHODS[method], problem)
+
+
+def _apply(method: AbstractLipschitzMethod, problem: Problem) -> Bound:
+    """Run one method; a global bound serves every sample of a narrower scope."""
+    reason = method.reason_to_skip(problem)
+    if reason is not None:
+        raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
+    bound = method.bound(problem)
+    if isinstance(bound.scope, Global):
+        return replace(bound, value=problem.over_samples(bound.value))
+    return bound
+
+
+def _least(problem: Problem) -> Bound:
+    """Return the least bound, sample by sample and pair by pair."""
+    reasons = {name: method.reason_to_skip(problem) for name, method in LIPSCHITZ_METHODS.items()}
+    bounds = [_apply(method, problem) for name, method in LIPSCHITZ_METHODS.items() if reasons[name] is None]
+    values = torch.stack([bound.value for bound in bounds])
+    winners = values.argmin(dim=0).flatten()
+    counts = torch.bincount(winners, minlength=len(bounds)).tolist()
+    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
+    best = bounds[counts.index(max(counts))]
+    skipped = tuple(reason for reason in reasons.values() if reason is not None)
+    scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
+    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)

@@ -1,0 +1,102 @@
+"""What a Lipschitz bound is asked for: a network, read out as needed, norms and a scope."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.types import Anchor, Ball, Global, Scope
+from curvcert.errors import InvalidInput
+from curvcert.network import Network
+from curvcert.norms import conjugate, validate_p
+from curvcert.operators import AbstractLinearMap, NormBounds
+from curvcert.operators.norm_rule import AbstractNorms, R
+
+Pair = tuple[int, int] | Literal["all"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A network whose outputs are bounded as one vector (p -> q), or each as a scalar of its own.
+
+    `squeeze` drops the dimension of the scalars: one logit, or one pair.
+    """
+
+    network: Network
+    p: float
+    q: float
+    scope: Scope
+    scalars: bool = False
+    squeeze: bool = False
+    norms: NormBounds = field(default_factory=NormBounds)
+
+    def final_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
+        """Return the p -> q norm of a last map, or the norm of each of its rows as a functional."""
+        if self.scalars:
+            return norms.row_norms(op, conjugate(self.p)).flatten()
+        return norms.norm(op, self.p, self.q)
+
+    def shaped(self, value: Tensor) -> Tensor:
+        """Return a result without the dimension that a single scalar does not need."""
+        return value.squeeze(-1) if self.squeeze else value
+
+    def over_samples(self, value: Tensor) -> Tensor:
+        """Return a global result repeated for every sample of the scope."""
+        if isinstance(self.scope, Global):
+            return value
+        return value.expand(len(self.scope.x), *value.shape)
+
+    @cached_property
+    def anchor(self) -> Tensor:
+        """The points of an anchored or local scope, in float64."""
+        if isinstance(self.scope, Global):
+            raise InvalidInput("This method needs the point that it is anchored at: pass at=x.")
+        return self.scope.x
+
+
+def make_problem(
+    network: Network,
+    p: float,
+    q: float | None,
+    at: Tensor | None,
+    radius: float | Tensor | None,
+    pair: Pair,
+    logit: int | None,
+) -> Problem:
+    """Validate the arguments of `lipschitz` and `curvature` and read the network out."""
+    if not isinstance(network, Network):
+        raise InvalidInput(
+            f"Expected a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example_input)."
+        )
+    p = validate_p(p)
+    q = p if q is None else validate_p(q, "q")
+    scope = _scope(network, at, radius)
+    if pair is not None and logit is not None:
+        raise InvalidInput("Pass pair or logit, not both.")
+    if logit is not None:
+        return Problem(network.logit(logit), p, q, scope, scalars=True, squeeze=True)
+    if pair is None:
+        return Problem(network, p, q, scope)
+    if pair == "all":
+        return Problem(network.all_differences(), p, q, scope, scalars=True)
+    if not (isinstance(pair, tuple) and len(pair) == 2) or pair[0] == pair[1]:
+        raise InvalidInput(f"pair is two different outputs (i, j), or 'all', got {pair!r}.")
+    return Problem(network.difference(*pair), p, q, scope, scalars=True, squeeze=True)
+
+
+def _scope(network: Network, at: Tensor | None, radius: float | Tensor | None) -> Scope:
+    if at is None:
+        if radius is not None:
+            raise InvalidInput("A radius needs its centre: pass at=x as well.")
+        return Global()
+    x = network.require_batch(at).to(network.device)
+    if radius is None:
+        return Anchor(x)
+    r = torch.as_tensor(radius, dtype=torch.float64, device=x.device)
+    if r.dim() > 1 or (r.dim() == 1 and len(r) != len(x)):
+        raise InvalidInput(f"radius is one number, or one a sample ({len(x)}), got shape {tuple(r.shape)}.")
+    if not bool(((r >= 0) & torch.isfinite(r)).all()):
+        raise InvalidInput("radius must be finite and at least 0.")
+    return Ball(x, r.expand(len(x)))

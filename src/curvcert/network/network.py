@@ -1,0 +1,157 @@
+"""A network as every bound reads it: a tuple of blocks in float64."""
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations, pairwise
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput, UnsupportedModule
+from curvcert.network.block import AbstractBlock, Affine, Block
+from curvcert.operators import Dense, Reshape
+from curvcert.operators.base import Shape
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Network:
+    """A composition of blocks, the first applied first.
+
+    Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches.
+    """
+
+    blocks: tuple[AbstractBlock, ...]
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise InvalidInput("A Network needs at least one block.")
+        for left, right in pairwise(self.blocks):
+            if left.out_shape != right.in_shape:
+                raise InvalidInput(f"Block {right.name!r} takes {right.in_shape}, got {left.out_shape}.")
+
+    @property
+    def in_shape(self) -> Shape:
+        """Shape of one input, without the batch dimension."""
+        return self.blocks[0].in_shape
+
+    @property
+    def out_shape(self) -> Shape:
+        """Shape of one output, without the batch dimension."""
+        return self.blocks[-1].out_shape
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs: classes, for a classifier."""
+        return int(torch.Size(self.out_shape).numel())
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        block = next((b for b in self.blocks if isinstance(b, Block | Affine)), None)
+        return torch.device("cpu") if block is None else block.c.device
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What a user declared about the activations, and we could only sample."""
+        found = (line for b in self.blocks if isinstance(b, Block) for line in b.activation.assumes)
+        return tuple(dict.fromkeys(found))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs for a batch of inputs."""
+        return reduce(lambda y, block: block.evaluate(y), self.blocks, self.require_batch(x))
+
+    def states(self, x: Tensor) -> list[Tensor]:
+        """Return the input of every block and, last, the output of the network."""
+        found = [self.require_batch(x)]
+        for block in self.blocks:
+            found.append(block.evaluate(found[-1]))
+        return found
+
+    def pre_activations(self, x: Tensor) -> list[Tensor]:
+        """Return z = W x + b of every block that has an activation."""
+        pairs = zip(self.blocks, self.states(x), strict=False)
+        return [block.pre_activation(state) for block, state in pairs if isinstance(block, Block)]
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        """Return the Jacobians at a batch of inputs, of shape (batch, outputs, *in_shape)."""
+        states = self.states(x)
+        eye = torch.eye(self.outputs, dtype=torch.float64, device=states[0].device)
+        g = eye.reshape(1, self.outputs, *self.out_shape).expand(len(states[0]), *(-1,) * (1 + len(self.out_shape)))
+        for block, state in zip(reversed(self.blocks), reversed(states[:-1]), strict=True):
+            g = block.pull_back(state, g)
+        return g
+
+    def prefix(self, k: int) -> "Network":
+        """Return the network of the first k blocks."""
+        return Network(self.blocks[:k])
+
+    def read_out(self, rows: Tensor) -> "Network":
+        """Return the network whose outputs are linear functionals of this one's, one a row."""
+        if rows.dim() != 2 or rows.shape[1] != self.outputs:
+            raise InvalidInput(f"A read-out needs rows of {self.outputs} numbers, got shape {tuple(rows.shape)}.")
+        A = Dense(rows.to(torch.float64).to(self.device)) @ Reshape(self.out_shape, (self.outputs,), device=self.device)
+        last = self.blocks[-1].read_out(A)
+        if last is not None:
+            return Network((*self.blocks[:-1], last))
+        c = torch.zeros(A.out_shape, dtype=torch.float64, device=self.device)
+        return Network((*self.blocks, Affine(A, c, name="read-out")))
+
+    def logit(self, i: int) -> "Network":
+        """Return the scalar network f_i."""
+        return self.read_out(self._unit(i))
+
+    def difference(self, i: int, j: int) -> "Network":
+        """Return the scalar network f_i - f_j."""
+        return self.read_out(self._unit(i) - self._unit(j))
+
+    def all_differences(self) -> "Network":
+        """Return the network of all f_i - f_j, i < j, in the order of `itertools.combinations`."""
+        if self.outputs < 2:
+            raise InvalidInput("Pairs need at least two outputs, this network has one. Leave out `pair`.")
+        return self.read_out(
+            torch.cat([self._unit(i) - self._unit(j) for i, j in combinations(range(self.outputs), 2)])
+        )
+
+    def to(self, device: torch.device | str) -> "Network":
+        """Return the same network on another device."""
+        return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
+
+    def require_batch(self, x: Tensor) -> Tensor:
+        """Return the batch in float64, or raise if it is not one of this network's inputs."""
+        if not isinstance(x, Tensor) or x.dim() == 0 or tuple(x.shape[1:]) != self.in_shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise InvalidInput(f"Expected a batch of shape (batch, {', '.join(map(str, self.in_shape))}), got {got}.")
+        if len(x) == 0:
+            raise InvalidInput("Expected at least one input, got an empty batch.")
+        if not x.dtype.is_floating_point:
+            raise InvalidInput(f"Expected real floating-point inputs, got {x.dtype}. Convert and scale them first.")
+        if not bool(torch.isfinite(x).all()):
+            raise InvalidInput("Expected finite inputs, got NaN or infinity.")
+        return x.to(torch.float64)
+
+    def require_smooth(self) -> None:
+        """Raise unless every block has a curvature constant."""
+        for block in self.blocks:
+            if isinstance(block, Block):
+                _ = block.activation.curvature_c
+            elif not isinstance(block, Affine):
+                raise UnsupportedModule(
+                    f"{block.name or 'A block'} is a {type(block).__name__}: its derivative jumps, so it has no "
+                    "curvature constant. Ask for lipschitz, or replace it by average pooling."
+                )
+
+    def _unit(self, i: int) -> Tensor:
+        if not -self.outputs <= i < self.outputs:
+            raise InvalidInput(f"Output {i} does not exist: this network has {self.outputs} outputs.")
+        row = torch.zeros(1, self.outputs, dtype=torch.float64, device=self.device)
+        row[0, i] = 1.0
+        return row
+
+    def __repr__(self) -> str:
+        lines = [f"Network({self.in_shape} -> {self.out_shape}, {len(self.blocks)} blocks"]
+        lines += [
+            f"  {b.name or k}: {type(b).__name__} {b.in_shape} -> {b.out_shape}" for k, b in enumerate(self.blocks)
+        ]
+        return "\n".join(lines) + ")"
