@@ -5,8 +5,20 @@ near the truth is an `Estimate`, another type, which nothing that certifies acce
 """
 
 from curvcert._version import __version__
+from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
 from curvcert.network import Network, trace
 
-__all__ = ["Anchor", "Ball", "Bound", "Estimate", "Global", "Network", "__version__", "lipschitz", "trace"]
+__all__ = [
+    "Anchor",
+    "Ball",
+    "Bound",
+    "Estimate",
+    "Global",
+    "Network",
+    "__version__",
+    "curvature",
+    "lipschitz",
+    "trace",
+]

@@ -12,7 +12,7 @@ from torch import Tensor
 from curvcert.operators.base import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import absolute_norm_upper_bound, rounding_length
 from curvcert.operators.rows import basis_vectors
-from curvcert.operators.verified import dominating_factor, largest_eigenvalue_upper_bound
+from curvcert.operators.verified import dominating_factor, largest_eigenvalue_upper_bound, symmetrised
 from curvcert.rounding import gamma, inflate
 
 NormFunction = Callable[[AbstractLinearMap], Tensor]
@@ -35,8 +35,7 @@ def gram_norm_of_chain_upper_bound(op: AbstractLinearMap, norm: NormFunction) ->
 
     `norm` bounds the spectral norm of a single stage; it enters the error term alone.
     """
-    squared = op.T @ op if op.in_size <= op.out_size else op @ op.T
-    gram, error = tracked_matrix(squared, norm)
+    gram, error = gram_matrix(op.T if op.in_size <= op.out_size else op, norm)
     return inflate(largest_eigenvalue_upper_bound(gram, error).sqrt(), 0.0)
 
 
@@ -45,15 +44,21 @@ def middle_gram_norm_upper_bound(left: AbstractLinearMap, right: AbstractLinearM
 
     With :math:`R R^T \succeq B^T B`, :math:`\|BA\|^2 \le \lambda_{max}(R^T (AA^T) R)`.
     """
-    R = dominating_factor(*tracked_matrix(left.T @ left, norm))
-    S, error = tracked_matrix(right @ right.T, norm)
-    S = S.tril() + S.tril(-1).mT
+    R = dominating_factor(*gram_matrix(left.T, norm))
+    S, error = gram_matrix(right, norm)
     n = left.in_size
     size = inflate(R.square().sum(), gamma(n * n + 2))
     product = R.mT @ (S @ R)
     forming = gamma(2 * n + 2) * size * inflate(torch.linalg.vector_norm(S), gamma(n * n + 2))
     error = inflate(size * error + forming, gamma(8))
     return inflate(largest_eigenvalue_upper_bound(product, error).sqrt(), 0.0)
+
+
+def gram_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, Tensor]:
+    """Return A A', exactly symmetric, and a bound on its error in the Frobenius norm."""
+    matrix, error = tracked_matrix(op @ op.T, norm)
+    mean, averaging = symmetrised(matrix)
+    return mean, inflate(error + averaging, 0.0)
 
 
 def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ p -> inf (the largest row); a proven bound for every other 1 <= p, q <= inf.
 """
 
 import math
+from collections.abc import Hashable
 from functools import singledispatch
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from curvcert.bounds.types import Bound, LayerTerm, Scope
 from curvcert.errors import InvalidInput, UnsupportedOperator
 from curvcert.norms import conjugate, validate_p
-from curvcert.operators import chains, fourier
+from curvcert.operators import chains, fourier, khatri_rao
 from curvcert.operators.base import (
     AbstractLinearMap,
     Composition,
@@ -33,6 +34,7 @@ from curvcert.operators.norm_rule import AbstractNorms
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
+from curvcert.operators.weighted import GRAM_SIZE, bilinear_upper_bound
 from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, gamma, inflate
 
 MEMORY_BUDGET = 4 * 2**30
@@ -40,6 +42,9 @@ MEMORY_BUDGET = 4 * 2**30
 
 _EXPLICIT_WORK = 2**36
 """A convolution is made explicit if its Gram matrix takes at most this many multiplications."""
+
+Key = Hashable
+"""What a map is made of, so that the same product built twice is measured once."""
 
 Measured = tuple[Tensor, str]
 """A norm's upper bound and the name of the method that proved it."""
@@ -76,18 +81,19 @@ class NormBounds(AbstractNorms[Bound]):
         if memory_budget < 2**20:
             raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
         self.memory_budget = memory_budget
-        self._known: dict[tuple[int, float, float], tuple[AbstractLinearMap, Bound]] = {}
+        self._known: dict[tuple[Key, float, float], tuple[AbstractLinearMap, Bound]] = {}
+        self._grams: dict[Key, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
 
     def bound(self, op: AbstractLinearMap, p: float = 2, q: float | None = None) -> Bound:
         """Bound the p -> q norm of a map."""
         p = validate_p(p)
         q = p if q is None else validate_p(q, "q")
-        key = (id(op), p, q)
+        key = (structure(op), p, q)
         if key not in self._known:
             require_finite(op)
-            # The map is kept beside its bound, so that its id cannot be taken over by another.
+            # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
             with torch.no_grad():
-                value, method = self._measure(op.to(torch.float64), p, q)
+                value, method = self._measure(_in_float64(op), p, q)
             if not bool(torch.isfinite(value)):
                 raise InvalidInput(f"The norm of this {type(op).__name__} overflows float64. Rescale the weights.")
             self._known[key] = (op, Bound(value, p, q, method=method))
@@ -117,6 +123,41 @@ class NormBounds(AbstractNorms[Bound]):
         """Return the final number of a recursion, rounded up, as a Bound."""
         return Bound(inflate(value, RECURSION_SLACK), p, q, scope, method, per_layer, assumes, skipped)
 
+    def gram(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor]:
+        """Return A A' of a float64 map, and a bound on its error in the Frobenius norm."""
+        key = structure(op)
+        if key not in self._grams:
+            self._grams[key] = (op, *chains.gram_matrix(op, self.quick_spectral))
+        return self._grams[key][1:]
+
+    def gram_fits(self, n: int) -> bool:
+        """Tell whether Gram matrices of size n fit the memory budget."""
+        return chains.outer_gram_bytes(n) <= self.memory_budget
+
+    def hadamard(self, op: AbstractLinearMap) -> Tensor:
+        """Bound the root of the largest eigenvalue of (A A') squared entry by entry."""
+        with torch.no_grad():
+            return khatri_rao.hadamard_norm_upper_bound(_in_float64(op), self)
+
+    def vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor:
+        """Bound the root of the largest eigenvalue of (G'G) o (WW')."""
+        with torch.no_grad():
+            return khatri_rao.vectorised_norm_upper_bound(_in_float64(G), _in_float64(W), self)
+
+    def scaled_vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor | None:
+        """Bound the scaled vectorised Jacobian, or None where its Gram matrices don't fit the budget."""
+        G, W = _in_float64(G), _in_float64(W)
+        if not self.gram_fits(W.out_size):
+            return None
+        with torch.no_grad():
+            d, root = khatri_rao.scaled_vectorised_norms(G, W, self)
+            return inflate(root * self.spectral(Diagonal(d, W.out_shape) @ W), 0.0)
+
+    def bilinear(self, op: AbstractLinearMap, d: Tensor, p: float, gram_size: int = GRAM_SIZE) -> Tensor:
+        """Bound the bilinear form with weights d over the p-ball, one value for each d >= 0."""
+        with torch.no_grad():
+            return bilinear_upper_bound(_in_float64(op), d, p, self, gram_size)
+
     def spectral(self, op: AbstractLinearMap) -> Tensor:
         """Bound the 2 -> 2 norm of a float64 map."""
         return self.bound(op, 2, 2).value
@@ -140,10 +181,11 @@ class NormBounds(AbstractNorms[Bound]):
             case Zero():
                 return torch.zeros((), dtype=op.dtype, device=op.device), "zero"
             case Scaled():
-                value, method = self._measure(op.map, p, q)
-                return inflate(abs(op.factor) * value, 0.0), method
+                inner = self.bound(op.map, p, q)
+                return inflate(abs(op.factor) * inner.value, 0.0), inner.method
             case Transposed():
-                return self._measure(op.map, conjugate(q), conjugate(p))
+                inner = self.bound(op.map, conjugate(q), conjugate(p))
+                return inner.value, inner.method
             case _ if p == 2 and q == 2:
                 return spectral_norm_upper_bound(op, self)
             case _ if p == 1:
@@ -151,7 +193,28 @@ class NormBounds(AbstractNorms[Bound]):
             case _ if math.isinf(q):
                 return row_norms_upper_bound(op, conjugate(p)).amax(), "largest row"
             case _:
-                return interpolated_norm_upper_bound(op, p, q, lambda: self._measure(op, 2, 2)[0])
+                return interpolated_norm_upper_bound(op, p, q, lambda: self.spectral(op))
+
+
+def structure(op: AbstractLinearMap) -> Key:
+    """Return a key that is equal for products, sums and multiples of the same elementary maps."""
+    match op:
+        case Scaled():
+            return ("scaled", op.factor, structure(op.map))
+        case Transposed():
+            return ("transposed", structure(op.map))
+        case Sum():
+            return ("sum", *map(structure, op.terms))
+        case Composition():
+            return ("product", *map(structure, op.factors))
+        case Identity() | Zero() | Reshape():
+            return (type(op).__name__, op.in_shape, op.out_shape, str(op.device))
+        case _:
+            return id(op)
+
+
+def _in_float64(op: AbstractLinearMap) -> AbstractLinearMap:
+    return op if op.dtype == torch.float64 else op.to(torch.float64)
 
 
 @singledispatch

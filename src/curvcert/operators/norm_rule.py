@@ -11,6 +11,7 @@ from torch import Tensor
 
 from curvcert.bounds.types import Bound, Estimate, LayerTerm, Scope
 from curvcert.operators.base import AbstractLinearMap
+from curvcert.operators.weighted import GRAM_SIZE
 
 R = TypeVar("R", bound=Bound | Estimate)
 
@@ -25,6 +26,25 @@ class AbstractNorms(ABC, Generic[R]):
     @abstractmethod
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Return the r-norms of the rows of a map, in its output shape."""
+
+    @abstractmethod
+    def hadamard(self, op: AbstractLinearMap) -> Tensor:
+        r"""Return :math:`\sqrt{\lambda_{max}((AA^T)^{\circ 2})}`, a scalar tensor."""
+
+    @abstractmethod
+    def vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor:
+        r"""Return :math:`\sqrt{\lambda_{max}((G^T G) \circ (WW^T))}`, a scalar tensor."""
+
+    @abstractmethod
+    def scaled_vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor | None:
+        r"""Return :math:`\sqrt{\lambda_{max}(D^{-1} ((G^T G) \circ (WW^T)) D^{-1})} \|DW\|_2`, or None if too large.
+
+        D is diagonal with the products of the norms of G's columns and W's rows.
+        """
+
+    @abstractmethod
+    def bilinear(self, op: AbstractLinearMap, d: Tensor, p: float, gram_size: int = GRAM_SIZE) -> Tensor:
+        r"""Return :math:`\sup \sum_l d_l |A_l a| |A_l b|` over the p-ball, one value for each d >= 0."""
 
     @abstractmethod
     def result(

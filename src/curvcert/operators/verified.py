@@ -29,8 +29,9 @@ def largest_eigenvalue_upper_bound(
 ) -> Float64[Tensor, ""]:
     r"""Bound the largest eigenvalue over a batch of symmetric matrices.
 
-    Only the lower triangles are read.  `error` bounds, in the 2-norm, how far the given floats
-    may be from the matrices that are meant.  With :math:`C = fl(\lambda I - S)` and a Cholesky
+    `error` bounds, in the 2-norm, how far the given floats may be from the matrices that are meant; what
+    is not symmetric in them is averaged away, which moves them no further.  With :math:`C = fl(\lambda I - S)`
+    and a Cholesky
     factorisation of C that completes,
 
     .. math:: \lambda_{max}(S) \le \lambda + \frac{\gamma_{n+2}}{1 - \gamma_{n+2}} \mathrm{tr}\, C,
@@ -46,7 +47,7 @@ def largest_eigenvalue_upper_bound(
     if not bool(torch.isfinite(matrix).all()):
         raise InvalidInput("An eigenvalue bound needs finite numbers, got NaN or infinity. Check the weights.")
     n = matrix.shape[-1]
-    symmetric = matrix.tril() + matrix.tril(-1).mT
+    symmetric, averaging = symmetrised(matrix)
     scale = power_of_two(symmetric.abs().amax())
     scaled = symmetric / scale
     guess = _largest_eigenvalue_estimate(scaled)
@@ -54,7 +55,7 @@ def largest_eigenvalue_upper_bound(
     for _ in range(60):
         bound = _verify(scaled, guess + step * slack)
         if bound is not None:
-            total = (inflate(bound, 0.0) + 2 * TINY) * scale + torch.as_tensor(error).to(bound)
+            total = (inflate(bound, 0.0) + 2 * TINY) * scale + averaging.amax() + torch.as_tensor(error).to(bound)
             return inflate(total.clamp(min=0.0), 0.0)
         step *= 4
     raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
@@ -73,7 +74,7 @@ def largest_eigenvalues_upper_bound(
     tensor([2., 3.], dtype=torch.float64)
     """
     n = matrices.shape[-1]
-    symmetric = matrices.tril() + matrices.tril(-1).mT
+    symmetric, averaging = symmetrised(matrices)
     scale = power_of_two(symmetric.abs().amax(dim=(-2, -1)))
     scaled = symmetric / scale[:, None, None]
     guess, step = _largest_eigenvalue_estimates(scaled), 1e-13 if n <= _BATCHED_DIRECT_SIZE else 1e-4
@@ -89,7 +90,7 @@ def largest_eigenvalues_upper_bound(
         bounds[open_[done]] = (shift + _cholesky_errors(C, R))[done]
         open_ = open_[~done]
         if len(open_) == 0:
-            total = (inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY) * scale + error
+            total = (inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY) * scale + averaging + error
             return inflate(total, 0.0)
         step *= 4
     raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
@@ -139,7 +140,8 @@ def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.
     True
     """
     n = matrix.shape[-1]
-    symmetric = matrix.tril() + matrix.tril(-1).mT
+    symmetric, averaging = symmetrised(matrix)
+    error = averaging + error
     trace = symmetric.diagonal().abs().sum()
     shift = 4 * float(error + gamma(n + 2) * trace) + torch.finfo(matrix.dtype).tiny
     for _ in range(60):
@@ -151,6 +153,14 @@ def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.
             return factor
         shift *= 4
     raise InvalidInput("No Cholesky factor could be verified: the matrix holds NaN or is far from semidefinite.")
+
+
+def symmetrised(matrix: Float64[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor]:
+    """Return the mean of each matrix and its transpose, and a bound on the rounding of that mean."""
+    mean = (matrix + matrix.mT) / 2
+    rounding = UNIT_ROUNDOFF * torch.linalg.vector_norm(mean, dim=(-2, -1)) * (1 + 1e-9)
+    exact = (matrix == matrix.mT).all(dim=-1).all(dim=-1)
+    return mean, torch.where(exact, torch.zeros_like(rounding), rounding)
 
 
 def _cholesky_error(C: Tensor, R: Tensor) -> Tensor:

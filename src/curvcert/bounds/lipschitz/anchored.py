@@ -15,7 +15,7 @@ from curvcert.bounds.lipschitz.product import block_product
 from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, last_growth
 from curvcert.bounds.types import Bound, LayerTerm
 from curvcert.network import AbstractBlock, Block
-from curvcert.network.evaluation import Computed, evaluate_with_error
+from curvcert.network.evaluation import Computed, Evaluation, evaluate_with_error
 from curvcert.rounding import inflate
 
 
@@ -36,20 +36,24 @@ def anchored_slopes(block: Block, z: Computed) -> Slopes:
 def anchored_bound(problem: Problem) -> Bound:
     """Bound the anchored Lipschitz constants at a batch of points."""
     network, norms = problem.network, problem.norms
-    x = problem.anchor
-    evaluation = evaluate_with_error(network, x, norms)
-    prefixes = liplt_prefixes(problem, norms)
-    total = torch.ones(len(x), dtype=torch.float64, device=x.device)
-    per_layer = []
-    for k, block in enumerate(network.blocks):
-        last, z = k == len(network.blocks) - 1, evaluation.pre_activations[k]
-        growth = _growth(block, z, problem, last)
+    prefixes = anchored_prefixes(problem, evaluate_with_error(network, problem.anchor, norms))
+    terms = zip(network.blocks, prefixes[1:], strict=True)
+    per_layer = tuple(LayerTerm(block.name, "prefix", L, "anchored") for block, L in terms)
+    value = problem.shaped(prefixes[-1])
+    return norms.result(value, problem.p, problem.q, problem.scope, "anchored", per_layer, network.assumes)
+
+
+def anchored_prefixes(problem: Problem, evaluation: Evaluation) -> list[Tensor]:
+    """Return anchored constants of x -> x_k for k = 0, ..., K, one a sample; the last in the final norm."""
+    x, blocks = problem.anchor, problem.network.blocks
+    everywhere = liplt_prefixes(problem, problem.norms)
+    prefixes = [torch.ones(len(x), dtype=torch.float64, device=x.device)]
+    for k, (block, z) in enumerate(zip(blocks, evaluation.pre_activations, strict=True)):
+        last, L = k == len(blocks) - 1, prefixes[-1]
         if last and problem.scalars:
-            total = total[:, None]
-        total = torch.minimum(total * growth, prefixes[k + 1])
-        per_layer.append(LayerTerm(block.name, "prefix", total, "anchored"))
-    value = problem.shaped(total)
-    return norms.result(value, problem.p, problem.q, problem.scope, "anchored", tuple(per_layer), network.assumes)
+            L = L[:, None]
+        prefixes.append(torch.minimum(L * _growth(block, z, problem, last), everywhere[k + 1]))
+    return prefixes
 
 
 def _growth(block: AbstractBlock, z: Computed | None, problem: Problem, last: bool) -> Tensor:

@@ -10,9 +10,12 @@ feasible: it is the Schur complement of LipSDP's matrix inequality.  The choice
 :math:`t = 2 / (\beta (\beta - \alpha) \lambda_{max}(S))` keeps :math:`X_k` well conditioned (for [0, 1] its
 eigenvalues lie between t/2 and t).  Then :math:`L = \sqrt{\lambda_{max}(G X_m^{-1} G^T)}`.
 
-The right-hand side falls as S grows in the Loewner order, so floating point is made safe by using an
-upper bound on S, and by carrying :math:`Y_k \succeq X_k^{-1}` with the error of every inverse added to
-its diagonal.  Nothing is used that is not so verified.
+The right-hand side falls as S grows in the Loewner order (:math:`S (I + \tau S)^{-1}` is operator monotone
+where :math:`I + \tau S \succ 0`), so floating point is made safe by using an S that dominates the true one,
+and by carrying :math:`Y_k \succeq X_k^{-1}`.  Verified before a matrix is used: :math:`\lambda_{max}(S)` and
+the definiteness of :math:`I + t\alpha\beta S` and of :math:`X_k`, by Cholesky factorisations with their residuals;
+both inverses, by theirs.  Where one of these fails, the multiple :math:`\max(\alpha^2, \beta^2) \lambda_{max}(S)` of
+the identity serves for :math:`X_k^{-1}`.
 """
 
 from dataclasses import dataclass
@@ -27,23 +30,25 @@ from curvcert.errors import UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.verified import largest_eigenvalue_upper_bound
-from curvcert.rounding import gamma, inflate
+from curvcert.operators.verified import largest_eigenvalue_upper_bound, symmetrised
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
+
+_WORKABLE = 1e-60
+"""Slopes beyond this or its inverse are left to the multiple of the identity: their squares could underflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    r"""An upper bound on :math:`X^{-1}`: a matrix, or a multiple of the identity, L^2 I."""
+    r"""Upper bounds on :math:`X^{-1}`: a multiple of the identity, L^2 I, and a matrix, or a note why there is none."""
 
     scale: Tensor
     matrix: Tensor | None = None
+    note: str = ""
 
     @property
     def norm(self) -> Tensor:
-        """A bound on the 2-norm of the matrix."""
-        if self.matrix is None:
-            return self.scale
-        return inflate(self.matrix.abs().sum(dim=1).amax(), gamma(len(self.matrix) + 1))
+        r"""A bound on the 2-norm of :math:`X^{-1}`."""
+        return self.scale
 
 
 def reason_to_skip_lipsdp(problem: Problem) -> str | None:
@@ -67,8 +72,8 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
     metrics, labels, norms = lipsdp_metrics(problem), [], problem.norms
     blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
     for block, metric in zip(blocks, metrics[1:], strict=True):
-        form = "X^-1 = L^2 I (over the memory budget)" if metric.matrix is None else "lipsdp-recursion"
-        labels.append(LayerTerm(block.name, "activation", inflate(metric.norm.sqrt(), 0.0), form))
+        form = "lipsdp-recursion" if metric.matrix is not None else f"X^-1 = L^2 I ({metric.note})"
+        labels.append(LayerTerm(block.name, "activation", inflate(metric.scale.sqrt(), 0.0), form))
     value = problem.shaped(_read_out(blocks[-1].G, metrics[-1], problem))
     coarse = [term.layer for term in labels if term.method != "lipsdp-recursion"]
     method = "lipsdp-recursion" + (f" (X^-1 = L^2 I at {', '.join(coarse)})" if coarse else "")
@@ -95,62 +100,94 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, pro
     alpha, beta = block.activation.slope
     steepest = max(abs(alpha), abs(beta))
     if not _fits(W, metric, problem.norms):
-        constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.norm
+        constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
         if isinstance(block.G, Identity):
-            constant = torch.minimum(constant, _prefixes(problem)[k + 1] ** 2)
-        return Metric(inflate(constant, gamma(8)))
+            constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
+        return Metric(inflate(constant, gamma(8)), note="over the memory budget")
     S, error = _congruence(W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
-    if float(largest) == 0.0:
-        return Metric(torch.zeros_like(largest))
+    scale = inflate(steepest**2 * largest, gamma(4))
     # Slopes about a centre near 0, or a single slope, leave nothing for the matrix to gain.
-    if beta < abs(alpha) * (1 + 1e-6) or beta - alpha < 1e-6 * beta:
-        return Metric(inflate(steepest**2 * largest, gamma(4)))
-    return _schur_step(S, error, largest, alpha, beta)
+    gains = beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta
+    if not gains or not _WORKABLE < beta < 1 / _WORKABLE:
+        return Metric(scale, note="the slopes leave nothing to gain")
+    matrix = _schur_step(S, error, largest, alpha, beta)
+    return Metric(scale, matrix, note="not verified" if matrix is None else "")
 
 
-def _schur_step(S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: float) -> Metric:
-    n = len(S)
-    eye = torch.eye(n, dtype=S.dtype, device=S.device)
-    t = 2.0 / (beta * (beta - alpha) * float(largest))
-    tau, kappa = t * alpha * beta, t * t * (alpha + beta) ** 2 / 4
-    S = S.tril() + S.tril(-1).mT + error * eye
-    F, F_error = S, 4 * gamma(4) * largest
-    if tau != 0.0:
-        # S (I + tau S)^-1 = ((I + tau S)^-1 - I) / -tau, without the cancellation.
-        inverse, inverse_error = _inverse(eye + tau * S)
-        F = S @ inverse
-        F = (F + F.mT) / 2
-        size = _symmetric_norm(S)
-        F_error = size * inverse_error + gamma(n + 8) * torch.linalg.vector_norm(S) * torch.linalg.vector_norm(inverse)
+def _schur_step(S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: float) -> Tensor | None:
+    """Return Y with Y - X^-1 positive semidefinite, or None where that cannot be verified."""
+    eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    # X scales like 1/S, and a power of two does not round.
+    scale = power_of_two(largest)
+    mean, averaging = symmetrised(S / scale)
+    # The shifted S dominates the true one: the shift covers its error and its own rounding.
+    shift = inflate(error / scale + averaging + 4 * UNIT_ROUNDOFF * largest / scale, gamma(8))
+    S = mean + shift * eye
+    top = float(inflate(largest / scale + shift, gamma(4)))
+    t = 2.0 / (beta * (beta - alpha) * top)
+    kappa = t * t * (alpha + beta) ** 2 / 4
+    F, F_error = _damped(S, t * alpha * beta)
     X = t * eye - kappa * F
-    Y, Y_error = _inverse(X)
-    # X is off by kappa F_error and the rounding of its own sum: ||A^-1 - B^-1|| <= ||A^-1|| ||B^-1|| ||A - B||.
-    gap = inflate(kappa * F_error + gamma(8) * (t + kappa * _symmetric_norm(F)), gamma(8))
-    reach = _symmetric_norm(Y) + Y_error
-    if not float(gap * reach) < 0.5:
-        return Metric(inflate(max(abs(alpha), abs(beta)) ** 2 * largest, gamma(4)))
-    margin = inflate(Y_error + 2 * reach * reach * gap, gamma(16))
-    return Metric(margin.new_ones(()), (Y + Y.mT) / 2 + (margin + gamma(4) * reach) * eye)
+    # The error of F, and five roundings of kappa, one of its product with F and one of the sum.
+    X_error = inflate(kappa * F_error + gamma(8) * (t + kappa * _symmetric_norm(F)), gamma(8))
+    if not _is_positive_definite(X, X_error):
+        return None
+    Y, Y_error = _inverse(X, X_error)
+    Y = scale * (Y + inflate(Y_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Y), gamma(8)) * eye)
+    return Y if bool(torch.isfinite(Y).all()) else None
 
 
-def _inverse(A: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return a computed inverse B and a bound on its error, from the residual :math:`R = I - AB`.
+def _damped(S: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    r"""Return :math:`S (I + \tau S)^{-1}` and a bound on its error, for a tau of two roundings."""
+    if tau == 0.0:
+        return S, S.new_zeros(())
+    n, size = len(S), _symmetric_norm(S)
+    A = torch.eye(n, dtype=S.dtype, device=S.device) + tau * S
+    A_error = inflate(gamma(8) * (1 + abs(tau) * size), gamma(4))
+    if not _is_positive_definite(A, A_error):
+        return S, torch.full_like(size, torch.inf)
+    inverse, inverse_error = _inverse(A, A_error)
+    F = S @ inverse
+    forming = gamma(n + 8) * torch.linalg.vector_norm(S) * torch.linalg.vector_norm(inverse)
+    return (F + F.mT) / 2, inflate(size * inverse_error + forming, gamma(n * n + 8))
 
-    :math:`\|A^{-1} - B\| \le \|B\| \|R\| / (1 - \|R\|)`.
+
+def _is_positive_definite(A: Tensor, error: Tensor) -> bool:
+    """Verify that every symmetric matrix within `error` of A, in the 2-norm, is positive definite.
+
+    If R R' is within d of A - s I, no eigenvalue of A is below s - d, whatever computed R.
     """
     n = len(A)
-    B = torch.linalg.inv(A)
-    residual = torch.eye(n, dtype=A.dtype, device=A.device) - A @ B
-    forming = gamma(n + 2) * (torch.linalg.vector_norm(A) * torch.linalg.vector_norm(B) + n**0.5)
-    r = inflate(torch.linalg.vector_norm(residual) + forming, gamma(n * n + 8))
+    trace = inflate(A.diagonal().abs().sum(), gamma(n))
+    shift = 4 * (error + gamma(n + 4) * trace)
+    C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
+    R, info = torch.linalg.cholesky_ex(C)
+    if int(info) != 0 or not bool(torch.isfinite(R).all()):
+        return False
+    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
+    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
+
+
+def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return a symmetric B and a bound on its distance from the inverse of any matrix within `error` of A.
+
+    From the residual :math:`R = I - AB`: :math:`\|A^{-1} - B\| = \|BR(I - R)^{-1}\| \le \|B\| \|R\| / (1 - \|R\|)`.
+    """
+    n = len(A)
+    B, _ = torch.linalg.inv_ex(A)
+    B = (B + B.mT) / 2
     size = inflate(torch.linalg.vector_norm(B), gamma(n * n + 8))
+    residual = torch.linalg.vector_norm(torch.eye(n, dtype=A.dtype, device=A.device) - A @ B)
+    forming = gamma(n + 2) * (torch.linalg.vector_norm(A) * size + n**0.5)
+    r = inflate(residual + forming + error * size, gamma(n * n + 8))
     if not float(r) < 0.5:
         return B, torch.full_like(r, torch.inf)
     return B, inflate(size * r / (1 - r), gamma(8))
 
 
 def _symmetric_norm(A: Tensor) -> Tensor:
+    """Bound the 2-norm of |A|, and so that of A, by the largest sum of a row."""
     return inflate(A.abs().sum(dim=1).amax(), gamma(len(A) + 1))
 
 
@@ -160,7 +197,7 @@ def _congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tupl
         gram, error = tracked_matrix(W @ W.T, norms.quick_spectral)
         return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
     matrix, error = tracked_matrix(W, norms.quick_spectral)
-    size, Y = _frobenius(matrix), metric.norm
+    size, Y = _frobenius(matrix), _symmetric_norm(metric.matrix)
     S = matrix @ metric.matrix @ matrix.mT
     forming = gamma(2 * len(metric.matrix) + 4) * size * size * _frobenius(metric.matrix)
     return S, inflate(forming + error * (2 * size + error) * Y, gamma(8))
@@ -172,7 +209,7 @@ def _frobenius(A: Tensor) -> Tensor:
 
 
 def _fits(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> bool:
-    squares = 6 * W.out_size**2
+    squares = 8 * W.out_size**2
     explicit = 2 * W.out_size * W.in_size if metric.matrix is not None else 0
     return 8 * (squares + explicit) <= norms.memory_budget
 
@@ -184,7 +221,3 @@ def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:
     if problem.scalars:
         return inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4))
     return inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0)
-
-
-def _prefixes(problem: Problem) -> list[Tensor]:
-    return liplt_prefixes(problem, problem.norms)

@@ -14,8 +14,9 @@ from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.types import Anchor, Ball, Bound, Global
-from curvcert.errors import InvalidInput
+from curvcert.errors import InvalidInput, SoundnessError
 from curvcert.network import Network
+from curvcert.rounding import TINY
 
 
 class AbstractLipschitzMethod(ABC):
@@ -152,9 +153,9 @@ def lipschitz(
     problem = make_problem(network, p, q, at, radius, pair, logit)
     if isinstance(method, AbstractLipschitzMethod):
         return _apply(method, problem)
-    if method == "auto":
+    if isinstance(method, str) and method == "auto":
         return _least(problem)
-    if method not in LIPSCHITZ_METHODS:
+    if not isinstance(method, str) or method not in LIPSCHITZ_METHODS:
         raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(LIPSCHITZ_METHODS)}.")
     return _apply(LIPSCHITZ_METHODS[method], problem)
 
@@ -164,10 +165,27 @@ def _apply(method: AbstractLipschitzMethod, problem: Problem) -> Bound:
     reason = method.reason_to_skip(problem)
     if reason is not None:
         raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
-    bound = method.bound(problem)
+    bound = _rechecked(method.bound(problem), problem)
     if isinstance(bound.scope, Global):
         return replace(bound, value=problem.over_samples(bound.value))
     return bound
+
+
+def _rechecked(bound: Bound, problem: Problem) -> Bound:
+    """Raise unless a method's result is a bound for what was asked: its type, its norms and its scope."""
+    if not isinstance(bound, Bound):
+        raise SoundnessError(f"A Lipschitz method must return a Bound, got {type(bound).__name__}.")
+    if (bound.p, bound.q) != (problem.p, problem.q):
+        raise SoundnessError(
+            f"The method bounded l{bound.p:g} -> l{bound.q:g}, asked for was l{problem.p:g} -> l{problem.q:g}."
+        )
+    if not isinstance(bound.scope, Global) and bound.scope is not problem.scope:
+        raise SoundnessError(
+            f"The method's bound holds for {type(bound.scope).__name__}, asked for was "
+            f"{type(problem.scope).__name__}. Only a global bound serves another scope."
+        )
+    # A product below the smallest float would round to 0, and 0 is no upper bound on it.
+    return replace(bound, value=bound.value.clamp(min=TINY))
 
 
 def _least(problem: Problem) -> Bound:

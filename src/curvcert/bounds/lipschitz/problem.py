@@ -1,5 +1,6 @@
 """What a Lipschitz bound is asked for: a network, read out as needed, norms and a scope."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -31,6 +32,13 @@ class Problem:
     scalars: bool = False
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
+    _known: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, name: str, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Return what `compute` gave when this name was first asked for."""
+        if name not in self._known:
+            self._known[name] = compute()
+        return self._known[name]
 
     def final_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
         """Return the p -> q norm of a last map, or the norm of each of its rows as a functional."""
@@ -76,14 +84,28 @@ def make_problem(
     if pair is not None and logit is not None:
         raise InvalidInput("Pass pair or logit, not both.")
     if logit is not None:
-        return Problem(network.logit(logit), p, q, scope, scalars=True, squeeze=True)
+        return Problem(network.logit(_output(network, logit)), p, q, scope, scalars=True, squeeze=True)
     if pair is None:
-        return Problem(network, p, q, scope)
-    if pair == "all":
+        # A single output is a scalar, for which q does not matter.
+        single = network.outputs == 1
+        return Problem(network, p, q, scope, scalars=single, squeeze=single)
+    if isinstance(pair, str) and pair == "all":
         return Problem(network.all_differences(), p, q, scope, scalars=True)
-    if not (isinstance(pair, tuple) and len(pair) == 2) or pair[0] == pair[1]:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
         raise InvalidInput(f"pair is two different outputs (i, j), or 'all', got {pair!r}.")
-    return Problem(network.difference(*pair), p, q, scope, scalars=True, squeeze=True)
+    i, j = (_output(network, k) for k in pair)
+    if i == j:
+        raise InvalidInput(f"pair is two different outputs (i, j), or 'all', got {pair!r}: the same one twice.")
+    return Problem(network.difference(i, j), p, q, scope, scalars=True, squeeze=True)
+
+
+def _output(network: Network, i: int) -> int:
+    """Return the number of an output, counted from 0."""
+    if isinstance(i, bool) or not isinstance(i, int):
+        raise InvalidInput(f"An output is named by its number, an int, got {i!r}.")
+    if not -network.outputs <= i < network.outputs:
+        raise InvalidInput(f"Output {i} does not exist: this network has {network.outputs} outputs.")
+    return i % network.outputs
 
 
 def _scope(network: Network, at: Tensor | None, radius: float | Tensor | None) -> Scope:
@@ -91,10 +113,13 @@ def _scope(network: Network, at: Tensor | None, radius: float | Tensor | None) -
         if radius is not None:
             raise InvalidInput("A radius needs its centre: pass at=x as well.")
         return Global()
-    x = network.require_batch(at).to(network.device)
+    x = network.require_batch(at).detach().to(network.device)
     if radius is None:
         return Anchor(x)
-    r = torch.as_tensor(radius, dtype=torch.float64, device=x.device)
+    try:
+        r = torch.as_tensor(radius, dtype=torch.float64, device=x.device).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(f"radius is one number, or one a sample, got {radius!r}.") from None
     if r.dim() > 1 or (r.dim() == 1 and len(r) != len(x)):
         raise InvalidInput(f"radius is one number, or one a sample ({len(x)}), got shape {tuple(r.shape)}.")
     if not bool(((r >= 0) & torch.isfinite(r)).all()):

@@ -62,8 +62,8 @@ def product_bound(problem: Problem, norms: AbstractNorms[R]) -> R:
     blocks = problem.network.blocks
     total = torch.ones((), dtype=torch.float64, device=problem.network.device)
     per_layer = []
-    for block in blocks:
-        constant = block_product(block, problem, norms, block is blocks[-1])
+    for k, block in enumerate(blocks):
+        constant = block_product(block, problem, norms, k == len(blocks) - 1)
         total = total * constant
         per_layer.append(LayerTerm(block.name, "block", constant, "product"))
     return norms.result(

@@ -4,7 +4,6 @@ When every quotient :math:`(\phi(z_l') - \phi(z_l)) / (z_l' - z_l)` lies in an i
 :math:`h(x') - h(x) = (H + G D W)(x' - x)` with a diagonal D in those intervals, one problem a sample.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,20 +12,11 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.network import Block
 from curvcert.norms import conjugate
-from curvcert.operators import AbstractLinearMap, NormBounds
-from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.magnitudes import (
-    absolute_row_sums_upper_bound,
-    image_error,
-    magnitude,
-    rounding_length,
-)
+from curvcert.operators import AbstractLinearMap
+from curvcert.operators.magnitudes import image_error
 from curvcert.operators.rows import basis_vectors
-from curvcert.operators.verified import largest_eigenvalues_upper_bound
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
-
-_GRAM_SIZE = 1024
-_CHUNK_ELEMENTS = 2**24
+from curvcert.operators.weighted import weighted_norm_upper_bound
+from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,37 +87,3 @@ def _weighted_rows(G: AbstractLinearMap, s: Tensor, r: float) -> Tensor:
     rows = G.adjoint(basis)
     size = inflate(rows.abs() + image_error(G.T, basis), 0.0).flatten(1)
     return norm_upper_bound_of_vectors(inflate(size * s.flatten(1)[:, None, :], 0.0), r, 2)
-
-
-def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: NormBounds) -> Tensor:
-    r"""Bound ||diag(s) W||_p for each row s >= 0 of a batch.
-
-    Exact for p = 1 and p = inf; at p = 2 by a verified Cholesky of :math:`D(WW^T)D` where that is small,
-    and always by the largest s, or by interpolation between 1 and inf.
-    """
-    flat = s.flatten(1)
-    bound = inflate(flat.amax(dim=1) * norms.norm(W, p, p), 0.0)
-    g = gamma(rounding_length(W) + 4)
-    rows = inflate((flat * absolute_row_sums_upper_bound(W).flatten()).amax(dim=1), 0.0)
-    if math.isinf(p):
-        return torch.minimum(bound, rows)
-    columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), g)
-    if p == 1:
-        return torch.minimum(bound, columns)
-    between = inflate(columns.pow(1.0 / p) * rows.pow(1.0 - 1.0 / p), 64 * UNIT_ROUNDOFF)
-    bound = torch.minimum(bound, between)
-    if p == 2 and W.out_size <= _GRAM_SIZE:
-        bound = torch.minimum(bound, _by_gram(W, flat, norms))
-    return bound
-
-
-def _by_gram(W: AbstractLinearMap, s: Tensor, norms: NormBounds) -> Tensor:
-    B, error = tracked_matrix(W @ W.T, norms.quick_spectral)
-    trace = B.diagonal().abs().sum()
-    pieces = []
-    for part in s.split(max(1, _CHUNK_ELEMENTS // B.numel())):
-        peak = part.amax(dim=1)
-        # Two roundings an entry; the Frobenius norm of the product is at most peak^2 trace.
-        slack = inflate(peak.square() * (error + 4 * UNIT_ROUNDOFF * trace), gamma(len(B)))
-        pieces.append(largest_eigenvalues_upper_bound(part[:, :, None] * B * part[:, None, :], slack))
-    return inflate(torch.cat(pieces).sqrt(), 0.0)

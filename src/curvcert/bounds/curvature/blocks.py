@@ -1,0 +1,62 @@
+"""The curvature of one block: every bound that applies, and the least of them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.block_hadamard import block_curvature_hadamard
+from curvcert.bounds.curvature.block_product import block_curvature_product
+from curvcert.bounds.curvature.block_sdp import block_curvature_sdp
+from curvcert.bounds.curvature.block_vectorised import block_curvature_vectorised
+from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedNorm
+from curvcert.network import Block
+from curvcert.operators.magnitudes import image_error
+from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.operators.rows import basis_vectors
+
+BlockBound = Callable[[Block, float, float, AbstractNorms[R]], Tensor]
+
+BLOCK_BOUNDS: dict[str, BlockBound[R]] = {  # type: ignore[valid-type]
+    "product": block_curvature_product,
+    "vectorised": block_curvature_vectorised,
+    "sdp": block_curvature_sdp,
+    "hadamard": block_curvature_hadamard,
+}
+
+
+def block_curvature(
+    block: Block, p: float, q: float, norms: AbstractNorms[R], names: Sequence[str] | None = None
+) -> tuple[Tensor, str]:
+    """Return the least Jacobian-Lipschitz constant of a block over the named bounds, and its name.
+
+    Without names, over all that apply; a named bound that does not apply raises.
+    """
+    found: dict[str, Tensor] = {}
+    for name in names or BLOCK_BOUNDS:
+        if name not in BLOCK_BOUNDS:
+            raise InvalidInput(f"Unknown block bound {name!r}. Choose from {', '.join(BLOCK_BOUNDS)}.")
+        try:
+            found[name] = BLOCK_BOUNDS[name](block, p, q, norms)
+        except (UnsupportedBlock, UnsupportedNorm):
+            if names:
+                raise
+    values = torch.stack(list(found.values()))
+    winner = int(values.detach().argmin())
+    return values[winner], list(found)[winner]
+
+
+def scalar_block_curvatures(block: Block, p: float, norms: AbstractNorms[R]) -> Tensor:
+    r"""Bound the curvature of each output of a block, taken as a scalar function, in the p-norm.
+
+    For the row g of G, :math:`c \sup \sum_l |g_l| |W_l a| |W_l b|`; at p = 2 that is
+    :math:`c \lambda_{max}(W^T \mathrm{diag}|g| W)`, exact if the signs of :math:`\phi''` are free.
+    """
+    rows = block.G.adjoint(basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
+    return block.activation.curvature_c * norms.bilinear(block.W, outward_size(block, rows), p)
+
+
+def outward_size(block: Block, rows: Tensor) -> Tensor:
+    """Return |rows| of G plus what computing them as images of basis vectors may have rounded off."""
+    error = image_error(block.G.T, basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
+    return rows.abs() + error.detach()

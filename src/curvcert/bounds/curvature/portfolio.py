@@ -1,0 +1,193 @@
+"""`curvcert.curvature`: one entry to every curvature bound."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.anchored import anchored_curvature_bound
+from curvcert.bounds.curvature.compositional import compositional_bound
+from curvcert.bounds.curvature.local import local_curvature_bound
+from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
+from curvcert.bounds.curvature.unrolled import unrolled_bound
+from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
+from curvcert.bounds.types import Anchor, Ball, Bound, Global
+from curvcert.errors import InvalidInput
+from curvcert.network import Network
+
+
+class AbstractCurvatureMethod(ABC):
+    """A way to bound the Lipschitz constant of a network's Jacobian."""
+
+    name: str
+
+    @abstractmethod
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Say why the method does not apply to the problem, or None."""
+
+    @abstractmethod
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+
+
+@final
+@dataclass(frozen=True)
+class Compositional(AbstractCurvatureMethod):
+    """The paper's recursion; `block_bounds` names the block bounds to choose from, all by default."""
+
+    block_bounds: Sequence[str] | None = None
+    name: str = "compositional"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply always."""
+        return None
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return compositional_bound(problem, problem.norms, self.block_bounds)
+
+
+@final
+@dataclass(frozen=True)
+class Unrolled(AbstractCurvatureMethod):
+    """One term a layer, weighed by the gradient that reaches it."""
+
+    name: str = "unrolled"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to scalar outputs."""
+        return None if problem.scalars else "unrolled: needs a scalar output, a pair or a logit"
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return unrolled_bound(problem)
+
+
+@final
+@dataclass(frozen=True)
+class CRC(AbstractCurvatureMethod):
+    """The bound of Singla and Feizi (2020), the rival."""
+
+    name: str = "crc"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to scalar outputs of feed-forward networks in l2."""
+        return reason_to_skip_crc(problem)
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return crc_bound(problem)
+
+
+@final
+@dataclass(frozen=True)
+class AnchoredCurvature(AbstractCurvatureMethod):
+    """Constants as seen from a point."""
+
+    name: str = "anchored"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply where the point is fixed: an anchored bound never stands for a ball."""
+        return None if isinstance(problem.scope, Anchor) else "anchored: needs at=x and no radius"
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return anchored_curvature_bound(problem)
+
+
+@final
+@dataclass(frozen=True)
+class LocalCurvature(AbstractCurvatureMethod):
+    """Ranges over a ball."""
+
+    name: str = "local"
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to scalar outputs over a ball."""
+        if not isinstance(problem.scope, Ball):
+            return "local: needs at=x and radius=r"
+        return None if problem.scalars else "local: needs a scalar output, a pair or a logit"
+
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+        return local_curvature_bound(problem)
+
+
+CURVATURE_METHODS: dict[str, AbstractCurvatureMethod] = {
+    method.name: method for method in (Compositional(), Unrolled(), CRC(), AnchoredCurvature(), LocalCurvature())
+}
+
+
+def curvature(
+    network: Network,
+    p: float = 2,
+    q: float | None = None,
+    method: str | AbstractCurvatureMethod = "auto",
+    at: Tensor | None = None,
+    radius: float | Tensor | None = None,
+    pair: Pair = None,
+    logit: int | None = None,
+) -> Bound:
+    r"""Bound the Lipschitz constant of a network's Jacobian: :math:`\|Df(x) - Df(y)\|_{p \to q} \le K \|x - y\|_p`.
+
+    Where f is twice differentiable this bounds its second derivative.  For a scalar (a pair or a logit) the
+    left-hand side is the dual norm of the difference of gradients.
+
+    Args:
+        network: what `curvcert.trace` returned; every activation needs a Lipschitz derivative.
+        p: norm of the inputs, 1 <= p <= inf.
+        q: norm of the outputs; p by default.
+        method: "compositional", "unrolled", "crc", "anchored", "local", a method object (such as
+            `Compositional(["sdp"])`), or "auto", the least of all that apply.
+        at: a batch of points: *anchored*, one point fixed there and the other free, one value a sample.
+        radius: with `at`, *local*: both points in the closed ball of that radius.
+        pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
+            `itertools.combinations`.
+        logit: i for the scalar f_i.
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval()
+    >>> _ = nn.init.constant_(model[0].weight, 3.0)
+    >>> bound = curvature(trace(model, torch.zeros(1, 1)))
+    >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
+    True
+    """
+    problem = make_problem(network, p, q, at, radius, pair, logit)
+    problem.network.require_smooth()
+    if isinstance(method, AbstractCurvatureMethod):
+        return _apply(method, problem)
+    if method == "auto":
+        return _least(problem)
+    if method not in CURVATURE_METHODS:
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(CURVATURE_METHODS)}.")
+    return _apply(CURVATURE_METHODS[method], problem)
+
+
+def _apply(method: AbstractCurvatureMethod, problem: Problem) -> Bound:
+    reason = method.reason_to_skip(problem)
+    if reason is not None:
+        raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
+    bound = method.bound(problem)
+    if isinstance(bound.scope, Global):
+        return replace(bound, value=problem.over_samples(bound.value))
+    return bound
+
+
+def _least(problem: Problem) -> Bound:
+    reasons = {name: method.reason_to_skip(problem) for name, method in CURVATURE_METHODS.items()}
+    bounds = [_apply(method, problem) for name, method in CURVATURE_METHODS.items() if reasons[name] is None]
+    return least_bound(bounds, problem, tuple(reason for reason in reasons.values() if reason is not None))
+
+
+def least_bound(bounds: list[Bound], problem: Problem, skipped: tuple[str, ...]) -> Bound:
+    """Return the least of several bounds, sample by sample and pair by pair, with the names of the winners."""
+    values = torch.stack([bound.value for bound in bounds])
+    counts = torch.bincount(values.argmin(dim=0).flatten(), minlength=len(bounds)).tolist()
+    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
+    best = bounds[counts.index(max(counts))]
+    scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
+    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)

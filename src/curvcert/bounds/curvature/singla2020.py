@@ -1,0 +1,210 @@
+r"""The rival: curvature bounds and certificates of Singla and Feizi (ICML 2020), CRC.
+
+For a scalar output of a feed-forward network in l2,
+
+.. math:: \|\nabla^2 f\|_2 \le c \sum_k r_k^2 \max_l S_{kl}, \qquad r_k = \|W_k\| \prod_{j<k} b\|W_j\|,
+
+with b the largest slope and :math:`S_m = |v|`, :math:`S_k = b |W_{k+1}|^T S_{k+1}` entrywise bounds on the gradient.
+With one hidden layer the two sides are bounded apart, by eigenvalues.  The certificate solves
+
+.. math:: \max_{0 \le \eta < 1/M} \min_x \tfrac12 \|x - x_0\|^2 - \eta f(x),
+
+whose inner problem is convex, and whose value at *any* point, less :math:`\|\nabla\|^2 / (2(1 - \eta M))`, is below
+half the squared distance to the boundary: so an unfinished search only costs radius, never soundness.
+
+Reference: Singla and Feizi, "Second-Order Provable Defenses against Adversarial Attacks", ICML 2020.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.drift import carry_ball, carry_gradients
+from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Ball, Bound, Global, LayerTerm
+from curvcert.errors import InvalidInput, UnsupportedBlock
+from curvcert.network import Block, Network
+from curvcert.network.evaluation import evaluate_with_error
+from curvcert.operators import AbstractLinearMap
+from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
+from curvcert.operators.rows import basis_vectors
+from curvcert.operators.verified import largest_eigenvalues_upper_bound
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+
+_EIGEN_SIZE = 4096
+
+
+def reason_to_skip_crc(problem: Problem) -> str | None:
+    """Say why CRC does not apply, or None."""
+    if not problem.scalars:
+        return "crc: needs a scalar output, a pair or a logit"
+    if problem.p != 2:
+        return "crc: needs p = 2"
+    for block in problem.network.blocks:
+        if not isinstance(block, Block) or block.is_residual:
+            return "crc: needs a feed-forward network"
+    return None
+
+
+def crc_bound(problem: Problem) -> Bound:
+    """Bound the curvature of scalar outputs as Singla and Feizi do."""
+    lower, upper, per_layer = crc_eigenvalue_bounds(problem)
+    value = problem.shaped(torch.maximum(-lower, upper))
+    return problem.norms.result(value, 2, problem.q, Global(), "crc", per_layer, problem.network.assumes)
+
+
+def crc_eigenvalue_bounds(problem: Problem) -> tuple[Tensor, Tensor, tuple[LayerTerm, ...]]:
+    """Bound the Hessian's eigenvalues from below and above, one pair for each output."""
+    reason = reason_to_skip_crc(problem)
+    if reason is not None:
+        raise UnsupportedBlock(f"{reason}.")
+    blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
+    if len(blocks) == 1:
+        return _one_hidden_layer(blocks[0], problem)
+    norms, r = problem.norms, torch.ones((), dtype=torch.float64, device=problem.network.device)
+    sizes = _gradient_entries(blocks)
+    lower = upper = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
+    per_layer, before = [], None
+    for k, block in enumerate(blocks):
+        r = r * norms.spectral(block.W if before is None else block.W @ before)
+        low, high = block.activation.curvature or (0.0, 0.0)
+        if k == len(blocks) - 1:
+            v, error = _read_out_rows(block.G)
+            positive, negative = (v + error).clamp(min=0.0), (error - v).clamp(min=0.0)
+            top = torch.maximum(max(high, 0.0) * positive, max(-low, 0.0) * negative).flatten(1).amax(dim=1)
+            bottom = torch.maximum(max(-low, 0.0) * positive, max(high, 0.0) * negative).flatten(1).amax(dim=1)
+        else:
+            top = bottom = block.activation.curvature_c * sizes[k].flatten(1).amax(dim=1)
+        lower, upper = lower - inflate(bottom * r * r, gamma(8)), upper + inflate(top * r * r, gamma(8))
+        per_layer.append(LayerTerm(block.name, "term", torch.maximum(top, bottom) * r * r, "crc"))
+        alpha, beta = block.activation.slope
+        r, before = max(abs(alpha), abs(beta)) * r, block.G
+    slack = gamma(64)
+    return lower * (1 + slack), upper * (1 + slack), tuple(per_layer)
+
+
+def _read_out_rows(G: AbstractLinearMap) -> tuple[Tensor, Tensor]:
+    basis = basis_vectors(G.out_shape, 0, G.out_size, G)
+    return G.adjoint(basis), image_error(G.T, basis)
+
+
+def _gradient_entries(blocks: list[Block]) -> list[Tensor]:
+    """Return entrywise bounds on the gradient with respect to every block's activations."""
+    v, error = _read_out_rows(blocks[-1].G)
+    sizes = [inflate(v.abs() + error, 0.0)]
+    for block, before in zip(reversed(blocks[1:]), reversed(blocks[:-1]), strict=True):
+        alpha, beta = block.activation.slope
+        link = magnitude(block.W @ before.G)
+        pulled = link.adjoint(max(abs(alpha), abs(beta)) * sizes[-1])
+        sizes.append(inflate(pulled, gamma(rounding_length(block.W @ before.G) + 4)))
+    return list(reversed(sizes))
+
+
+def _one_hidden_layer(block: Block, problem: Problem) -> tuple[Tensor, Tensor, tuple[LayerTerm, ...]]:
+    r"""Bound both sides by eigenvalues of :math:`W^T \mathrm{diag}(P) W`, :math:`P_l = \max v_l \phi''`."""
+    v, error = _read_out_rows(block.G)
+    low, high = block.activation.curvature or (0.0, 0.0)
+    corners = torch.stack([(v + s * error) * h for s in (-1.0, 1.0) for h in (low, high)]).flatten(2)
+    slack = 4 * UNIT_ROUNDOFF * corners.abs().amax(dim=0)
+    upper = _weighted_eigenvalues(block.W, corners.amax(dim=0) + slack, problem)
+    lower = -_weighted_eigenvalues(block.W, -(corners.amin(dim=0) - slack), problem)
+    return lower, upper, (LayerTerm(block.name, "term", torch.maximum(-lower, upper), "crc"),)
+
+
+def _weighted_eigenvalues(W: AbstractLinearMap, weights: Tensor, problem: Problem) -> Tensor:
+    """Bound the largest eigenvalue, or 0, of W' diag(weights) W for each row of weights."""
+    if W.in_size > _EIGEN_SIZE:
+        return problem.norms.bilinear(W, weights.clamp(min=0.0).reshape(-1, *W.out_shape), 2)
+    matrix = W.as_matrix()
+    peak = weights.abs().amax(dim=1)
+    error = gamma(2 * W.out_size + 2 * rounding_length(W) + 4) * peak * inflate(matrix.square().sum(), 1e-9)
+    pieces = [
+        largest_eigenvalues_upper_bound((matrix.T @ (row[:, None] * matrix))[None], inflate(e, gamma(8))[None])
+        for row, e in zip(weights, error, strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+@dataclass(frozen=True)
+class CRCOptions:
+    """How long CRC's search runs: steps of bisection on eta, and of descent for each."""
+
+    outer: int = 30
+    inner: int = 30
+
+
+def crc_radii(network: Network, x: Tensor, lower: Tensor, upper: Tensor, options: CRCOptions | None = None) -> Tensor:
+    r"""Certify l2 radii within which each scalar output, negative at x, stays at most 0.
+
+    `lower` and `upper` bound the eigenvalues of each output's Hessian, from any method.  Returns a tensor of
+    shape (batch, outputs), rounded down; 0 where the output is not negative at x.
+    """
+    options = options or CRCOptions()
+    problem = Problem(network, 2, 2, Global(), scalars=True)
+    x = network.require_batch(x)
+    if bool((upper < 0).any()) or bool((lower > 0).any()):
+        raise InvalidInput("crc_radii expects lower <= 0 <= upper bounds on the eigenvalues.")
+    start = x.repeat_interleave(network.outputs, dim=0)
+    row = torch.arange(network.outputs, device=x.device).repeat(len(x))
+    M, m = upper.clamp(min=1e-30)[row], lower[row]
+    limit = (1 - 1e-9) / M
+    low, high = torch.zeros_like(limit), limit
+    best = torch.zeros_like(limit)
+    point = start
+    for _ in range(options.outer):
+        eta = (low + high) / 2
+        point = _inner_minimiser(network, start, point, row, eta, m, options.inner)
+        value, f = _dual_lower_bound(problem, start, point, row, eta, M)
+        best = torch.maximum(best, value)
+        # The dual's derivative is -f at the minimiser: short of the boundary, a larger eta gains.
+        low, high = torch.where(f < 0, eta, low), torch.where(f < 0, high, eta)
+    at_start = evaluate_with_error(network, x, problem.norms).states[-1]
+    negative = (at_start.value + at_start.error).flatten(1) < 0
+    radii = (2 * best.clamp(min=0.0)).sqrt() * (1 - gamma(8))
+    return torch.where(negative, radii.reshape(len(x), network.outputs), 0.0)
+
+
+def _inner_minimiser(
+    network: Network, start: Tensor, point: Tensor, row: Tensor, eta: Tensor, m: Tensor, steps: int
+) -> Tensor:
+    """Descend 1/2 |x - x0|^2 - eta f(x), whose Hessian is at most 1 - eta m."""
+    shape = (-1, *(1,) * (start.dim() - 1))
+    step = (1 / (1 - eta * m)).reshape(shape)
+    for _ in range(steps):
+        point = point - step * (point - start - eta.reshape(shape) * _gradient(network, point, row))
+    return point
+
+
+def _gradient(network: Network, x: Tensor, row: Tensor) -> Tensor:
+    """Return the gradient of output row[i] at x[i]."""
+    states = network.states(x)
+    g = torch.eye(network.outputs, dtype=torch.float64, device=x.device)[row]
+    g = g.reshape(len(x), 1, *network.out_shape)
+    for block, state in zip(reversed(network.blocks), reversed(states[:-1]), strict=True):
+        g = block.pull_back(state, g)
+    return g[:, 0]
+
+
+def _dual_lower_bound(
+    problem: Problem, start: Tensor, point: Tensor, row: Tensor, eta: Tensor, M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a lower bound on the dual function at eta, from a point near the minimiser, and f there."""
+    ball = Ball(point, torch.zeros(len(point), dtype=torch.float64, device=point.device))
+    evaluation = evaluate_with_error(problem.network, point, problem.norms).states[-1]
+    index = torch.arange(len(point), device=point.device)
+    f = evaluation.value.flatten(1)[index, row]
+    f_above = f + evaluation.error.flatten(1)[index, row]
+    covectors = carry_gradients(problem, carry_ball(problem, ball, liplt_prefixes(problem, problem.norms)))
+    if covectors is None:
+        raise InvalidInput("CRC needs a differentiable network.")
+    g, drift = covectors[0].value.flatten(2)[index, row], covectors[0].drift[index, row]
+    distance = (point - start).flatten(1)
+    slope = distance - eta[:, None] * g
+    slope_size = inflate(torch.linalg.vector_norm(slope, dim=1), gamma(slope.shape[1] + 8))
+    slope_size = slope_size + eta * drift + 4 * UNIT_ROUNDOFF * (distance.abs() + eta[:, None] * g.abs()).sum(dim=1)
+    squared = 0.5 * distance.square().sum(dim=1) * (1 - gamma(distance.shape[1] + 8))
+    gain = inflate(slope_size.square() / (2 * (1 - eta * M)).clamp(min=1e-12), gamma(16))
+    value = squared - inflate((eta * f_above).abs(), gamma(4)) * f_above.sign() - gain
+    return value - gamma(8) * (squared + (eta * f_above).abs() + gain), f

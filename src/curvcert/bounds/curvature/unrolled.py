@@ -1,0 +1,83 @@
+r"""The unrolled bound: one term a layer, each weighed by the gradient that reaches it.
+
+For a scalar f, :math:`\nabla^2 f = \sum_k J_k^T \mathrm{diag}(u_k \circ \phi''(z_k)) J_k` with
+:math:`J_k = W_k Dx_k` and
+:math:`u_k = \partial f/\partial a_k`.  With :math:`|u_k| \le \bar u_k`, :math:`\|u_k\|_{p^*} \le \gamma_k` and
+a prefix constant
+:math:`L_k`, a term is at most the least of
+
+.. math::
+    c\, \gamma_k L_k^2 \sup_{a, b} \|Wa \circ Wb\|_p, \qquad c L_k^2 \sup_{a, b} \sum_l \bar u_{kl} |W_l a| |W_l b|,
+
+and at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
+:math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
+:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  Never above the
+compositional bound with the read-out folded.  Where :math:`\phi''` does not exist everywhere the same holds
+for differences of gradients, since :math:`\phi'` is Lipschitz.
+"""
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
+from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.lipsdp_recursion import Metric, lipsdp_metrics, reason_to_skip_lipsdp
+from curvcert.bounds.lipschitz.lipsdp_recursion import _congruence as congruence
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Bound, Global, LayerTerm
+from curvcert.network import Block
+from curvcert.operators import AbstractLinearMap, Identity
+from curvcert.operators.khatri_rao import root_of_product
+from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+
+
+def unrolled_bound(problem: Problem) -> Bound:
+    """Bound the curvature of scalar outputs by a sum over layers."""
+    problem.network.require_smooth()
+    norms = problem.norms
+    prefixes = liplt_prefixes(problem, norms)
+    metrics = lipsdp_metrics(problem) if reason_to_skip_lipsdp(problem) is None else None
+    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
+    per_layer, before = [], None
+    for k, (block, gradient) in enumerate(zip(problem.network.blocks, gradient_bounds(problem, norms), strict=True)):
+        if not isinstance(block, Block) or gradient is None:
+            continue
+        L = prefixes[k]
+        if metrics is not None and isinstance(before, Identity | None):
+            L = torch.minimum(L, inflate(metrics[k].norm.sqrt(), 0.0))
+        candidates = _plain_terms(block, gradient, L, problem)
+        if metrics is not None:
+            W = block.W if before is None else block.W @ before
+            candidates |= _metric_terms(W, gradient, metrics[k], problem)
+        values = torch.stack(list(candidates.values()))
+        term = block.activation.curvature_c * values.amin(dim=0)
+        winner = list(candidates)[int(values.mean(dim=1).argmin())]
+        total, before = total + term, block.G
+        per_layer.append(LayerTerm(block.name, "term", term, winner))
+    return norms.result(
+        problem.shaped(total), problem.p, problem.q, Global(), "unrolled", tuple(per_layer), problem.network.assumes
+    )
+
+
+def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:
+    norms, p, W = problem.norms, problem.p, block.W
+    omega = norms.norm(W, p, p) * norms.norm(W, p, torch.inf)
+    if p == 2:
+        omega = torch.minimum(omega, norms.hadamard(W))
+    return {
+        "gradient norm": inflate(gradient.size * omega * L.square(), gamma(8)),
+        "gradient entries": inflate(norms.bilinear(W, gradient.entries, p) * L.square(), gamma(8)),
+    }
+
+
+def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric, problem: Problem) -> dict[str, Tensor]:
+    """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one."""
+    if metric.matrix is None:
+        return {}
+    S, error = congruence(W, metric, problem.norms)
+    terms = {"gradient norm, lipsdp": inflate(gradient.size * root_of_product(S, error, S, error), gamma(8))}
+    if W.out_size <= GRAM_SIZE:
+        roots = inflate(gradient.entries.flatten(1).sqrt(), 4 * UNIT_ROUNDOFF)
+        terms["gradient entries, lipsdp"] = congruent_eigenvalues(S, error, roots)
+    return terms

@@ -1,0 +1,95 @@
+r"""Norms of diag(s) W for many weights s at once: one for each sample, or each pair of classes.
+
+Exact for p = 1 and p = inf; at p = 2 by a verified Cholesky of :math:`D(WW^T)D` where that is small, and
+always by the largest weight, or by interpolation between 1 and inf.
+"""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from curvcert.norms import conjugate
+from curvcert.operators.base import AbstractLinearMap
+from curvcert.operators.dense import Dense
+from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, magnitude, rounding_length
+from curvcert.operators.rows import row_norms_upper_bound
+from curvcert.operators.verified import largest_eigenvalues_upper_bound
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+
+GRAM_SIZE = 1024
+"""Largest Gram matrix that is factorised once for each weight."""
+
+_CHUNK_ELEMENTS = 2**24
+
+
+class WeightedNorms(Protocol):
+    """What is needed of norm bounds here."""
+
+    def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
+        """Bound the p -> q norm."""
+
+    def gram(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor]:
+        """Return A A' and a bound on its error in the Frobenius norm."""
+
+    def hadamard(self, op: AbstractLinearMap) -> Tensor:
+        """Bound the root of the largest eigenvalue of (A A') squared entry by entry."""
+
+
+def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: WeightedNorms) -> Tensor:
+    r"""Bound :math:`\|\mathrm{diag}(s) W\|_{p \to p}` for each s >= 0 of a batch."""
+    flat = s.flatten(1)
+    bound = inflate(flat.amax(dim=1) * norms.norm(W, p, p), 0.0)
+    rows = inflate((flat * absolute_row_sums_upper_bound(W).flatten()).amax(dim=1), 0.0)
+    if math.isinf(p):
+        return torch.minimum(bound, rows)
+    columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
+    if p == 1:
+        return torch.minimum(bound, columns)
+    between = inflate(columns.pow(1.0 / p) * rows.pow(1.0 - 1.0 / p), 64 * UNIT_ROUNDOFF)
+    bound = torch.minimum(bound, between)
+    if p == 2 and W.out_size <= GRAM_SIZE:
+        bound = torch.minimum(bound, inflate(congruent_eigenvalues(*norms.gram(W), flat).sqrt(), 0.0))
+    return bound
+
+
+def bilinear_upper_bound(
+    W: AbstractLinearMap, d: Tensor, p: float, norms: WeightedNorms, gram_size: int = GRAM_SIZE
+) -> Tensor:
+    r"""Bound :math:`\sup \sum_l d_l |W_l a| |W_l b|` over :math:`\|a\|_p, \|b\|_p \le 1`, for each d >= 0 of a batch.
+
+    At p = 2 it is :math:`\lambda_{max}(W^T D W)`, by a verified Cholesky, or at most
+    :math:`\|d\|_2 \sqrt{\lambda_{max}((WW^T)^{\circ 2})}`.  For every p it is at most
+    :math:`\sum_l d_l \|W_l\|_{p^*}^2`, :math:`\max_l d_l \|W\|_{p \to 2}^2` and
+    :math:`\|d\|_{p^*} \|W\|_{p \to p} \|W\|_{p \to \infty}` (Hoelder); exact at p = 1 for a matrix.
+    """
+    flat = d.flatten(1)
+    peak = flat.amax(dim=1)
+    rows = row_norms_upper_bound(W, conjugate(p)).flatten()
+    by_rows = inflate((flat * rows.square()).sum(dim=1), gamma(flat.shape[1] + 8))
+    by_peak = inflate(peak * norms.norm(W, p, 2).square(), gamma(8))
+    holder = norm_upper_bound_of_vectors(flat, conjugate(p), 1) * norms.norm(W, p, p) * rows.amax()
+    bound = torch.minimum(torch.minimum(by_rows, by_peak), inflate(holder, gamma(8)))
+    if p == 1 and isinstance(W, Dense):
+        exact = (flat @ W.weight.square()).amax(dim=1)
+        return torch.minimum(bound, inflate(exact, gamma(flat.shape[1] + 8)))
+    if p == 2:
+        length = norm_upper_bound_of_vectors(flat, 2, 1)
+        bound = torch.minimum(bound, inflate(length * norms.hadamard(W), gamma(8)))
+        if W.out_size <= gram_size:
+            roots = inflate(flat.sqrt(), 4 * UNIT_ROUNDOFF)
+            bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots))
+    return bound
+
+
+def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
+    """Bound the largest eigenvalue of diag(s) B diag(s) for each s."""
+    trace = B.diagonal().abs().sum()
+    pieces = []
+    for part in s.split(max(1, _CHUNK_ELEMENTS // B.numel())):
+        peak = part.amax(dim=1)
+        # Two roundings an entry; the Frobenius norm of a semidefinite matrix is at most its trace.
+        slack = inflate(peak.square() * (error + 4 * UNIT_ROUNDOFF * (trace + error)), gamma(len(B) + 8))
+        pieces.append(largest_eigenvalues_upper_bound(part[:, :, None] * B * part[:, None, :], slack))
+    return torch.cat(pieces)
