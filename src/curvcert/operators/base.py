@@ -9,7 +9,7 @@ The lazy composites live beside the abstract class because its operators build t
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -504,3 +504,20 @@ def _transpose(op: AbstractLinearMap) -> AbstractLinearMap:
             return Composition(tuple(_transpose(factor) for factor in reversed(op.factors)))
         case _:
             return Transposed(op)
+
+
+def structure(op: AbstractLinearMap) -> Hashable:
+    """Return a key that is equal for products, sums and multiples of the same elementary maps."""
+    match op:
+        case Scaled():
+            return ("scaled", op.factor, structure(op.map))
+        case Transposed():
+            return ("transposed", structure(op.map))
+        case Sum():
+            return ("sum", *map(structure, op.terms))
+        case Composition():
+            return ("product", *map(structure, op.factors))
+        case Identity() | Zero() | Reshape():
+            return (type(op).__name__, op.in_shape, op.out_shape, str(op.device))
+        case _:
+            return id(op)

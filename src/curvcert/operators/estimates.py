@@ -8,14 +8,19 @@ the singular pair (u, v) the gradient with respect to the map is the rank-one te
 """
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
 
-from curvcert.bounds.types import Estimate
+from curvcert.bounds.types import Estimate, LayerTerm, Scope
 from curvcert.errors import InvalidInput
-from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.norms import conjugate, vector_norm
+from curvcert.operators.base import AbstractLinearMap, Identity, Reshape, Scaled, Shape, Zero, structure
+from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
+from curvcert.operators.norm_rule import AbstractNorms
+from curvcert.operators.weighted import GRAM_SIZE
 
 
 class PowerIteration(nn.Module):
@@ -86,6 +91,125 @@ def norm_estimate(op: AbstractLinearMap, steps: int = 100) -> Estimate:
     iteration = PowerIteration(op.in_shape, steps, op.dtype).to(op.device)
     estimate: Estimate = iteration(op)
     return estimate
+
+
+class NormEstimates(AbstractNorms[Estimate], nn.Module):
+    """Norms for a recursion in training: warm-started power iterations, one for each norm that it asks for.
+
+    The recursion asks for the same norms in the same order at every step, so the n-th new norm of a step
+    resumes the n-th buffer.  Call `start_step` before each pass.  All buffers are in the state dict.
+
+    >>> norms = NormEstimates(steps=50)
+    >>> norms.start_step()
+    >>> W = Dense(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    >>> float(norms.norm(W, 2, 2))
+    3.0
+    """
+
+    def __init__(self, steps: int = 1) -> None:
+        """Start without buffers; each refinement takes this many steps."""
+        nn.Module.__init__(self)
+        self.steps = steps
+        self.iterations = nn.ModuleList()
+        self.start_step()
+
+    def start_step(self) -> None:
+        """Forget the values of the last pass, keep the singular vectors."""
+        self._asked: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
+        self._next = 0
+
+    def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
+        """Estimate the p -> q norm: 2 -> 2 by power iteration, others by norms of rows and columns."""
+        if isinstance(op, Zero):
+            return torch.zeros((), dtype=op.dtype, device=op.device)
+        if isinstance(op, Identity | Reshape) and p == q:
+            return torch.ones((), dtype=op.dtype, device=op.device)
+        if isinstance(op, Scaled):
+            return abs(op.factor) * self.norm(op.map, p, q)
+        key = (structure(op), p, q)
+        if key not in self._asked:
+            self._asked[key] = (op, self._estimate(op, p, q))
+        return self._asked[key][1]
+
+    def _estimate(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
+        if p == 2 and q == 2:
+            return self._refined(op)
+        dual = conjugate(p)
+        by_rows = vector_norm(self.row_norms(op, dual), q)
+        by_columns = vector_norm(self.row_norms(op.T, q), dual)
+        return torch.minimum(by_rows, by_columns)
+
+    def _refined(self, op: AbstractLinearMap) -> Tensor:
+        if self._next == len(self.iterations):
+            self.iterations.append(PowerIteration(op.in_shape, self.steps, op.dtype).to(op.device))
+        estimate: Estimate = self.iterations[self._next](op)
+        self._next += 1
+        return estimate.value
+
+    def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
+        """Return the r-norms of the rows; a convolution's border counts like its interior."""
+        match op:
+            case Dense():
+                return vector_norm(op.weight, r, dim=1)
+            case Conv2d():
+                return vector_norm(op.weight.flatten(1), r, dim=1)[:, None, None].expand(op.out_shape)
+            case Identity() | Reshape():
+                return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
+            case _:
+                return vector_norm(op.as_matrix(), r, dim=1).reshape(op.out_shape)
+
+    def hadamard(self, op: AbstractLinearMap) -> Tensor:
+        """Estimate the root of the largest eigenvalue of (A A') squared entry by entry."""
+        matrix = op.as_matrix()
+        return _root_of_top((matrix @ matrix.T).square())
+
+    def vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor:
+        """Estimate the root of the largest eigenvalue of (G'G) o (WW')."""
+        if isinstance(G, Identity):
+            return self.row_norms(W, 2).amax()
+        left, right = G.as_matrix(), W.as_matrix()
+        return _root_of_top((left.T @ left) * (right @ right.T))
+
+    def scaled_vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor | None:
+        """Leave this refinement to certification."""
+        return None
+
+    def bilinear(self, op: AbstractLinearMap, d: Tensor, p: float, gram_size: int = GRAM_SIZE) -> Tensor:
+        """Estimate the bilinear form with weights d >= 0: at p = 2 the largest eigenvalue of A' diag(d) A."""
+        if p != 2:
+            rows = self.row_norms(op, conjugate(p)).flatten()
+            return (d.flatten(1) * rows.square()).sum(dim=1)
+        with torch.no_grad():
+            v = torch.ones(len(d), *op.in_shape, dtype=op.dtype, device=op.device)
+            for _ in range(max(self.steps, 10)):
+                v = op.adjoint(d * op.apply(v))
+                v = v / torch.linalg.vector_norm(v.flatten(1), dim=1).clamp(min=torch.finfo(v.dtype).tiny).reshape(
+                    -1, *(1,) * len(op.in_shape)
+                )
+        return (d * op.apply(v).square()).flatten(1).sum(dim=1)
+
+    def result(
+        self,
+        value: Tensor,
+        p: float,
+        q: float,
+        scope: Scope,
+        method: str,
+        per_layer: tuple[LayerTerm, ...] = (),
+        assumes: tuple[str, ...] = (),
+        skipped: tuple[str, ...] = (),
+    ) -> Estimate:
+        """Return the final number of a recursion as an Estimate."""
+        return Estimate(value, p, q, scope, method, per_layer)
+
+
+def _root_of_top(S: Tensor) -> Tensor:
+    """Estimate the root of the largest eigenvalue of a symmetric matrix, with gradient 0 at S = 0."""
+    with torch.no_grad():
+        v = torch.linalg.eigh(S)[1][:, -1]
+    top = torch.dot(v, S @ v)
+    positive = top > 0
+    return torch.where(positive, torch.where(positive, top, torch.ones_like(top)).sqrt(), torch.zeros_like(top))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from curvcert.operators.base import (
     Transposed,
     Zero,
     require_finite,
+    structure,
 )
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
@@ -42,9 +43,6 @@ MEMORY_BUDGET = 4 * 2**30
 
 _EXPLICIT_WORK = 2**36
 """A convolution is made explicit if its Gram matrix takes at most this many multiplications."""
-
-Key = Hashable
-"""What a map is made of, so that the same product built twice is measured once."""
 
 Measured = tuple[Tensor, str]
 """A norm's upper bound and the name of the method that proved it."""
@@ -81,8 +79,8 @@ class NormBounds(AbstractNorms[Bound]):
         if memory_budget < 2**20:
             raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
         self.memory_budget = memory_budget
-        self._known: dict[tuple[Key, float, float], tuple[AbstractLinearMap, Bound]] = {}
-        self._grams: dict[Key, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
+        self._known: dict[tuple[Hashable, float, float], tuple[AbstractLinearMap, Bound]] = {}
+        self._grams: dict[Hashable, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
 
     def bound(self, op: AbstractLinearMap, p: float = 2, q: float | None = None) -> Bound:
         """Bound the p -> q norm of a map."""
@@ -194,23 +192,6 @@ class NormBounds(AbstractNorms[Bound]):
                 return row_norms_upper_bound(op, conjugate(p)).amax(), "largest row"
             case _:
                 return interpolated_norm_upper_bound(op, p, q, lambda: self.spectral(op))
-
-
-def structure(op: AbstractLinearMap) -> Key:
-    """Return a key that is equal for products, sums and multiples of the same elementary maps."""
-    match op:
-        case Scaled():
-            return ("scaled", op.factor, structure(op.map))
-        case Transposed():
-            return ("transposed", structure(op.map))
-        case Sum():
-            return ("sum", *map(structure, op.terms))
-        case Composition():
-            return ("product", *map(structure, op.factors))
-        case Identity() | Zero() | Reshape():
-            return (type(op).__name__, op.in_shape, op.out_shape, str(op.device))
-        case _:
-            return id(op)
 
 
 def _in_float64(op: AbstractLinearMap) -> AbstractLinearMap:
