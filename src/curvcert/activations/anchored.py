@@ -58,6 +58,9 @@ NODES, NEAREST, FARTHEST = 8192, 1e-6, 1e6
 LOOSENESS = 1e-12
 """The relative looseness beyond which the tabulated touching point is searched for anew."""
 
+NOISE = 1e-8
+"""The looseness, relative to the peak, that is put down to rounding where F is within its own error."""
+
 PERIODS = (-2, -1, 0, 1, 2)
 
 # 2 pi in two parts: the first has 23 bits, so that k TWO_PI_HIGH is exact for |k| < 2^30.
@@ -283,7 +286,7 @@ class _Tangent:
         bound = G + correction + 8 * UNIT_ROUNDOFF * (G.abs() + correction.abs()) + TINY
         attained = G - (F + error) / (near + w)
         excess = bound - torch.maximum(attained, self.best)
-        converged = (F.abs() <= 4 * error) & (excess <= 100 * LOOSENESS * abs(self.arc.peak))
+        converged = (F.abs() <= 4 * error) & (excess <= NOISE * abs(self.arc.peak))
         return bound, ~converged & ~(excess <= LOOSENESS * bound.abs())
 
     def _refined(self) -> Tensor:

@@ -1,0 +1,67 @@
+# Each target sets up what it needs: a fresh machine with Python 3.11+ and make is enough.
+#   make demo    make test    make lint    make docs    make bench    make wheel-test
+# Another interpreter: make test PYTHON=python3.13
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGING := pyproject.toml constraints.txt
+DEV_EXTRAS := dev,docs
+CONSTRAINTS_VENV := build/constraints-venv
+WHEEL_VENV := build/wheel-venv
+
+.PHONY: demo test lint pytest docs bench wheel-test constraints clean
+
+demo: $(VENV)/.runtime-installed
+	$(BIN)/curvcert demo
+
+test: lint pytest
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest --doctest-modules src/curvcert tests
+
+docs: $(VENV)/.dev-installed
+	$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev-installed
+	$(BIN)/python -m benchmarks.norm_bounds
+
+# The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
+wheel-test: $(VENV)/.dev-installed
+	rm -rf build/wheel $(WHEEL_VENV)
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt build/wheel/*.whl
+	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/python" -I "$(CURDIR)/scripts/check_installed.py" "$(CURDIR)"
+	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/curvcert" demo
+	rm -rf $(WHEEL_VENV)
+
+# Pin again what the newest releases give, from an empty environment.  PIN=torch==2.13.0 holds one back.
+constraints:
+	rm -rf $(CONSTRAINTS_VENV)
+	$(PYTHON) -m venv $(CONSTRAINTS_VENV)
+	$(CONSTRAINTS_VENV)/bin/python -m pip install $(PIN) -e ".[$(DEV_EXTRAS)]"
+	echo '# The exact versions that curvcert is tested with.  Written by `make constraints`.' > constraints.txt
+	$(CONSTRAINTS_VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' >> constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "curvcert needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime-installed: $(PACKAGING) | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev-installed: $(PACKAGING) | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e ".[$(DEV_EXTRAS)]"
+	touch $(VENV)/.runtime-installed $@

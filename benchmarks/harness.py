@@ -1,0 +1,97 @@
+"""Time things side by side: the candidates take turns within one run, so that drift hits all alike."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from curvcert.errors import InvalidInput
+from curvcert.results import record_of_this_run
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+Candidates = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The wall-clock seconds of each repetition, in the order in which they ran.
+
+    >>> timing = Timing((3.0, 1.0, 2.0))
+    >>> timing.median, timing.minimum
+    (2.0, 1.0)
+    """
+
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.seconds or min(self.seconds) < 0:
+            raise InvalidInput(f"A timing is one or more nonnegative durations, got {self.seconds}.")
+
+    @property
+    def median(self) -> float:
+        """The usual duration: the figure to report."""
+        return statistics.median(self.seconds)
+
+    @property
+    def minimum(self) -> float:
+        """The duration with the least disturbance."""
+        return min(self.seconds)
+
+    def as_figures(self) -> dict[str, float | int]:
+        """Return what a record keeps."""
+        return {"median_s": self.median, "min_s": self.minimum, "repeats": len(self.seconds)}
+
+
+def nothing() -> None:
+    """Wait for nothing: the processor's work is done when a call returns."""
+
+
+def time_interleaved(
+    candidates: Candidates,
+    repeats: int = 5,
+    warmup: int = 1,
+    synchronise: Callable[[], None] = nothing,
+) -> dict[str, Timing]:
+    """Time the candidates in turn, `repeats` rounds after `warmup` rounds that do not count.
+
+    `synchronise` waits for a device to finish (torch.cuda.synchronize), before and after each call.
+
+    >>> timings = time_interleaved({"a": lambda: None, "b": lambda: None}, repeats=3)
+    >>> {name: len(timing.seconds) for name, timing in timings.items()}
+    {'a': 3, 'b': 3}
+    """
+    if repeats < 1 or warmup < 0 or not candidates:
+        raise InvalidInput(
+            f"Expected candidates, repeats >= 1 and warmup >= 0, "
+            f"got {len(candidates)} candidates, repeats = {repeats}, warmup = {warmup}."
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for repetition in range(-warmup, repeats):
+        for name, call in candidates.items():
+            synchronise()
+            start = time.perf_counter()
+            call()
+            synchronise()
+            duration = time.perf_counter() - start
+            if repetition >= 0:
+                seconds[name].append(duration)
+    return {name: Timing(tuple(durations)) for name, durations in seconds.items()}
+
+
+def ratios(timings: Mapping[str, Timing], against: str) -> dict[str, float]:
+    """Return how many times the median of `against` each candidate's median is.
+
+    >>> ratios({"slow": Timing((2.0,)), "fast": Timing((0.5,))}, against="fast")
+    {'slow': 4.0, 'fast': 1.0}
+    """
+    if against not in timings:
+        raise InvalidInput(f"No timing is called {against!r}. There are {', '.join(timings)}.")
+    return {name: timing.median / timings[against].median for name, timing in timings.items()}
+
+
+def write_record(name: str, command: str, seed: int, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
+    """Write what was measured to results/NAME.json and return the path."""
+    return record_of_this_run(name, command, seed, config, figures).write(RESULTS / f"{name}.json")
