@@ -26,7 +26,7 @@ from curvcert.operators.base import (
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
 
 @singledispatch
@@ -142,10 +142,10 @@ def absolute_column_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
     return inflate(size.adjoint(ones), gamma(rounding_length(op) + 1))
 
 
-def absolute_norm_upper_bound(op: AbstractLinearMap) -> Tensor:
-    r"""Bound :math:`\| |A| \|_2 \le \sqrt{\|A\|_1 \|A\|_\infty}`, cheaply."""
+def absolute_norm_upper_bound(op: AbstractLinearMap, p: float = 2) -> Tensor:
+    r"""Bound :math:`\| |A| \|_p \le \|A\|_1^{1/p} \|A\|_\infty^{1 - 1/p}`, cheaply."""
     rows, columns = absolute_row_sums_upper_bound(op).amax(), absolute_column_sums_upper_bound(op).amax()
-    return inflate((inflate(rows.sqrt(), 0.0) * inflate(columns.sqrt(), 0.0)), 0.0)
+    return inflate(columns.pow(1.0 / p) * rows.pow(1.0 - 1.0 / p), 64 * UNIT_ROUNDOFF)
 
 
 def image_error(op: AbstractLinearMap, x: Tensor, x_error: Tensor | None = None) -> Tensor:

@@ -80,6 +80,7 @@ class NormBounds(AbstractNorms[Bound]):
             raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
         self.memory_budget = memory_budget
         self._known: dict[tuple[Hashable, float, float], tuple[AbstractLinearMap, Bound]] = {}
+        self._absolutes: dict[tuple[Hashable, float], tuple[AbstractLinearMap, Tensor]] = {}
         self._grams: dict[Hashable, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
 
     def bound(self, op: AbstractLinearMap, p: float = 2, q: float | None = None) -> Bound:
@@ -120,6 +121,13 @@ class NormBounds(AbstractNorms[Bound]):
     ) -> Bound:
         """Return the final number of a recursion, rounded up, as a Bound."""
         return Bound(inflate(value, RECURSION_SLACK), p, q, scope, method, per_layer, assumes, skipped)
+
+    def absolute(self, op: AbstractLinearMap, p: float) -> Tensor:
+        """Bound the p -> p norm of the map of absolute values: what rounding errors are measured with."""
+        key = (structure(op), p)
+        if key not in self._absolutes:
+            self._absolutes[key] = (op, absolute_norm_upper_bound(op, p))
+        return self._absolutes[key][1]
 
     def gram(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor]:
         """Return A A' of a float64 map, and a bound on its error in the Frobenius norm."""

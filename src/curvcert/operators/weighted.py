@@ -67,8 +67,8 @@ def bilinear_upper_bound(
     flat = d.flatten(1)
     peak = flat.amax(dim=1)
     rows = row_norms_upper_bound(W, conjugate(p)).flatten()
-    by_rows = inflate((flat * rows.square()).sum(dim=1), gamma(flat.shape[1] + 8))
-    by_peak = inflate(peak * norms.norm(W, p, 2).square(), gamma(8))
+    by_rows = inflate((flat * rows * rows).sum(dim=1), gamma(flat.shape[1] + 8))
+    by_peak = inflate(peak * norms.norm(W, p, 2) * norms.norm(W, p, 2), gamma(8))
     holder = norm_upper_bound_of_vectors(flat, conjugate(p), 1) * norms.norm(W, p, p) * rows.amax()
     bound = torch.minimum(torch.minimum(by_rows, by_peak), inflate(holder, gamma(8)))
     if p == 1 and isinstance(W, Dense):

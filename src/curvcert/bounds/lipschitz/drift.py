@@ -24,9 +24,10 @@ from curvcert.bounds.lipschitz.product import block_product
 from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, last_growth
 from curvcert.bounds.types import Ball
 from curvcert.network import AbstractBlock, Affine, Block
-from curvcert.network.evaluation import Computed, evaluate_with_error
+from curvcert.network.evaluation import Computed, Evaluation, evaluate_with_error
 from curvcert.norms import conjugate, vector_norm
-from curvcert.operators.magnitudes import image_error
+from curvcert.operators import AbstractLinearMap
+from curvcert.operators.magnitudes import image_error, rounding_length
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, next_down, next_up, norm_upper_bound_of_vectors
 
 
@@ -85,6 +86,21 @@ def carry_ball(problem: Problem, ball: Ball, prefixes: list[Tensor]) -> list[Rea
     return reached
 
 
+def carry_point(problem: Problem, evaluation: Evaluation) -> list[Reached]:
+    """Return the same for balls of radius 0, with the blocks' global constants: cheap, for gradients at points."""
+    network, norms, batch = problem.network, problem.norms, len(evaluation.states[0].value)
+    reached = []
+    for k, (block, z) in enumerate(zip(network.blocks, evaluation.pre_activations, strict=True)):
+        constant = block_product(block, problem, norms, k == len(network.blocks) - 1)
+        constant = constant.expand(batch, *constant.shape)
+        if isinstance(block, Block) and z is not None:
+            reach = torch.zeros_like(z.value)
+            reached.append(Reached(block, constant, z, reach, ball_slopes(block, z, reach)))
+        else:
+            reached.append(Reached(block, constant))
+    return reached
+
+
 def carry_gradients(problem: Problem, reached: list[Reached]) -> list[Covectors] | None:
     """Carry the outputs' gradients back; entry k is with respect to x_k.  None if a block has no derivative."""
     network, batch = problem.network, len(reached[0].constant)
@@ -105,23 +121,32 @@ def _pull_back(part: Reached, g: Tensor, problem: Problem) -> tuple[Tensor, Tens
     """Return the next covectors and what one block adds to their drift."""
     block = part.block
     if isinstance(block, Affine):
-        return block.H.adjoint(g), covector_size(image_error(block.H.T, g), problem)
+        return block.H.adjoint(g), _rounding(block.H, g, problem)
     if not isinstance(block, Block) or part.z is None or part.slopes is None:
         return None
     S = block.activation.derivative(part.z.value)
     gap = inflate(torch.maximum(part.slopes.upper - S, S - part.slopes.lower).clamp(min=0.0), 0.0).unsqueeze(1)
     pulled = block.G.adjoint(g)
     inner = S.unsqueeze(1) * pulled
-    # What is off in front of W': the slopes' change, the error of G'g, and one rounding.
-    steepest = part.slopes.steepest.unsqueeze(1)
-    off = gap * pulled.abs() + (steepest + gap) * image_error(block.G.T, g) + UNIT_ROUNDOFF * inner.abs()
-    result, rounding = block.W.adjoint(inner), image_error(block.W.T, inner)
+    # In front of W' three things are off: the slopes' change, the rounding of G'g, and that of the product.
+    pulled_size = covector_size(pulled, problem)
+    steepest = (part.slopes.steepest + gap.squeeze(1)).flatten(1).amax(dim=1)[:, None]
+    off = covector_size(gap * pulled, problem) + steepest * _rounding(block.G, g, problem)
+    off = off + 2 * UNIT_ROUNDOFF * steepest * pulled_size
+    result = block.W.adjoint(inner)
+    rounding = _rounding(block.W, inner, problem)
     if block.is_residual:
         result = result + block.H.adjoint(g)
-        rounding = rounding + image_error(block.H.T, g) + UNIT_ROUNDOFF * result.abs()
-    W = problem.norms.norm(block.W, problem.p, problem.p)
-    step = W * covector_size(inflate(off, gamma(8)), problem)
-    return result, step + covector_size(inflate(rounding, gamma(8)), problem)
+        rounding = rounding + _rounding(block.H, g, problem) + 2 * UNIT_ROUNDOFF * covector_size(result, problem)
+    return result, inflate(problem.norms.norm(block.W, problem.p, problem.p) * off + rounding, gamma(16))
+
+
+def _rounding(A: AbstractLinearMap, g: Tensor, problem: Problem) -> Tensor:
+    r"""Bound the rounding of :math:`A^T g` in the dual norm: :math:`\gamma_K \| |A| \|_p \|g\|_{p^*}`."""
+    length = rounding_length(A)
+    if length == 0:
+        return g.new_zeros(g.shape[0], 1)
+    return inflate(gamma(length + 1) * problem.norms.absolute(A, problem.p) * covector_size(g, problem), gamma(4))
 
 
 def covector_size(g: Tensor, problem: Problem) -> Tensor:

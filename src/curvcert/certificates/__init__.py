@@ -1,0 +1,6 @@
+"""Certificates: radii that are proven, and witnesses that are shown."""
+
+from curvcert.certificates.certificate import Certificate
+from curvcert.certificates.certification import certify
+
+__all__ = ["Certificate", "certify"]

@@ -1,0 +1,111 @@
+"""What `certify` returns: radii, methods and witnesses, one a sample, and what they add up to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate:
+    r"""Certified radii of a batch of inputs, in the inputs' own units and the p-norm.
+
+    Within the closed ball of `radius` the network, in real arithmetic, keeps `label` strictly largest: proven.
+    `attack_radius` is the distance of `witness`, a point that it misclassifies: shown by evaluation.
+
+    Attributes:
+        label: the class that is certified.
+        correct: whether the network gives that class at the input itself.
+        radius: the best certified radius, rounded down; 0 where not correct.
+        lipschitz_radius: by Lipschitz constants alone; NaN where that was not run.
+        curvature_radius: by the gradient and a curvature constant alone; NaN where that was not run.
+        local_radius: by bounds over balls; NaN where that was not run.
+        pair_radius: for each class, the radius within which it stays below the label; inf for the label.
+        method: the name of the method behind `radius`, a sample.
+        attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
+        witness: the misclassified point, NaN where there is none.
+        margin: f_y - max f_i, rounded down.
+        curvature_wins: whether the condition of `prop:compare` holds.
+        p: the norm of the radii.
+        assumes: what a user declared about the activations, and we only sampled.
+        notes: what was chosen and what was skipped, and why.
+    """
+
+    label: Tensor
+    correct: Tensor
+    radius: Tensor
+    lipschitz_radius: Tensor
+    curvature_radius: Tensor
+    local_radius: Tensor
+    pair_radius: Tensor
+    method: tuple[str, ...]
+    attack_radius: Tensor
+    witness: Tensor
+    margin: Tensor
+    curvature_wins: Tensor
+    p: float
+    assumes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def certified_accuracy(self, eps: float) -> float:
+        """Return the fraction of all samples that are correct and certified at eps: a lower bound on robustness."""
+        return float(((self.radius >= _eps(eps)) & self.correct).double().mean())
+
+    def attacked_accuracy(self, eps: float) -> float:
+        """Return the fraction of all samples without a witness within eps: an upper bound on robustness."""
+        return float(((self.attack_radius > _eps(eps)) & self.correct).double().mean())
+
+    def gap(self, eps: float) -> float:
+        """Return the fraction of all samples that are neither certified nor attacked at eps."""
+        return self.attacked_accuracy(eps) - self.certified_accuracy(eps)
+
+    def interval(self) -> Tensor:
+        """Return [certified, falsified] for every sample: the true radius lies between them."""
+        return torch.stack([self.radius, self.attack_radius], dim=1)
+
+    def __repr__(self) -> str:
+        share, median = float(self.correct.double().mean()), float(self.radius.median())
+        witnesses = int((self.attack_radius.isfinite() & self.correct).sum())
+        return (
+            f"Certificate({len(self)} samples in l{self.p:g}: {100 * share:.1f}% correct, "
+            f"median radius {median:.4g}, {witnesses} witnesses)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("samples", f"{len(self)}"),
+            ("norm", f"l{self.p:g}"),
+            ("correct", f"{100 * float(self.correct.double().mean()):.1f}%"),
+            ("median certified radius", f"{float(self.radius.median()):.4g}"),
+            ("witnesses", f"{int((self.attack_radius.isfinite() & self.correct).sum())}"),
+        ]
+        cells = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>" for name, value in rows)
+        return f"<table>{cells}</table>"
+
+
+def concatenate(parts: Sequence[Certificate]) -> Certificate:
+    """Return the certificates of consecutive batches as one."""
+    if not parts:
+        raise InvalidInput("There is nothing to certify: the data set is empty.")
+    joined = {
+        f.name: torch.cat([getattr(part, f.name) for part in parts])
+        for f in fields(Certificate)
+        if isinstance(getattr(parts[0], f.name), Tensor)
+    }
+    methods = tuple(name for part in parts for name in part.method)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return Certificate(**joined, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes)
+
+
+def _eps(eps: float) -> float:
+    if not eps >= 0:
+        raise InvalidInput(f"eps must be at least 0, got {eps}.")
+    return eps

@@ -1,0 +1,293 @@
+"""`curvcert.certify`: certified radii, attack radii and witnesses for a batch or a data set."""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from curvcert.bounds.curvature.anchored import anchored_curvature_bound
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Anchor, Global
+from curvcert.certificates.attack_radius import Box, attack_witnesses
+from curvcert.certificates.certificate import Certificate, concatenate
+from curvcert.certificates.constants import PairConstants, global_constants, require_method
+from curvcert.certificates.pointwise import Pointwise, evaluate_points
+from curvcert.certificates.radii import (
+    combined_radius,
+    curvature_beats_lipschitz,
+    curvature_radius,
+    lipschitz_radius,
+)
+from curvcert.errors import InvalidInput
+from curvcert.network import Network
+from curvcert.norms import validate_p
+
+_BATCH_ELEMENTS = 2**24
+"""Numbers that the gradients of one batch may take by default."""
+
+_ANCHORED_BATCH = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What was asked for, validated."""
+
+    network: Network
+    p: float
+    method: str
+    box: Box | None
+    epsilons: tuple[float, ...]
+    constants: PairConstants
+    pairs: Problem
+
+
+def certify(
+    network: Network,
+    x: Tensor | Iterable[Any],
+    y: Tensor | None = None,
+    p: float = 2,
+    method: str = "auto",
+    box: Box | None = None,
+    epsilons: Sequence[float] | None = None,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    progress: bool | None = None,
+) -> Certificate:
+    r"""Certify how far each input can move, in the p-norm, before the class changes: provably.
+
+    Args:
+        network: a classifier, from `curvcert.trace`.
+        x: inputs, with the batch dimension; or a DataLoader, or any iterable of (x, y) batches.
+        y: labels; the predicted classes by default.
+        p: the norm, 1 <= p <= inf.
+        method: "auto" (the best of all, a sample), "lipschitz", "anchored", or one bound by its name: "product",
+            "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc".
+        box: (lo, hi), the range of valid inputs; it limits witnesses, not radii.
+        epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
+        batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
+        device: where to compute; the network's own by default.
+        progress: show a bar; by default on a terminal.
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> model = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 2)).eval()
+    >>> for layer, weight in ((model[0], [[1.0], [-1.0]]), (model[2], [[1.0, 0.0], [0.0, 1.0]])):
+    ...     _ = layer.weight.data.copy_(torch.tensor(weight)), layer.bias.data.zero_()
+    >>> cert = certify(trace(model, torch.zeros(1, 1)), torch.tensor([[0.5]]))
+    >>> bool(0.4 < cert.radius[0] <= 0.5)
+    True
+    """
+    network = network if device is None else network.to(device)
+    request = _validated(network, p, method, box, epsilons)
+    batches = _batches(network, x, y, batch_size)
+    shown = progress if progress is not None else Console(stderr=True).is_terminal
+    parts = []
+    with Progress(console=Console(stderr=True), transient=True) if shown else nullcontext() as bar:
+        total = len(x) if isinstance(x, Tensor) else None
+        task = None if bar is None else bar.add_task("certifying", total=total)
+        for inputs, labels in batches:
+            parts += _within_memory(request, inputs, labels)
+            if bar is not None and task is not None:
+                bar.advance(task, len(inputs))
+    return concatenate(parts)
+
+
+def _validated(
+    network: Network, p: float, method: str, box: Box | None, epsilons: Sequence[float] | None
+) -> Request:
+    if not isinstance(network, Network):
+        raise InvalidInput(
+            f"certify expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example)."
+        )
+    if network.outputs < 2:
+        raise InvalidInput("certify needs at least two classes, this network has one output. Use curvcert.lipschitz.")
+    require_method(method)
+    if box is not None and not (len(box) == 2 and box[0] < box[1]):
+        raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
+    wanted = tuple(float(eps) for eps in epsilons or ())
+    if any(not eps > 0 for eps in wanted):
+        raise InvalidInput(f"epsilons are positive radii, got {list(epsilons or ())}.")
+    p = validate_p(p)
+    constants = global_constants(network, p, method)
+    pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
+    return Request(network, p, method, box, wanted, constants, pairs)
+
+
+def _batches(
+    network: Network, x: Tensor | Iterable[Any], y: Tensor | None, batch_size: int | None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    widest = max([math.prod(network.in_shape), *(math.prod(block.out_shape) for block in network.blocks)])
+    size = batch_size or max(1, min(1024, _BATCH_ELEMENTS // (network.outputs * widest)))
+    if size < 1:
+        raise InvalidInput(f"batch_size must be at least 1, got {batch_size}.")
+    if isinstance(x, Tensor):
+        source: Iterable[Any] = [(x, y)]
+    else:
+        if y is not None:
+            raise InvalidInput("Labels come with the batches of an iterable: leave out y.")
+        source = x
+    for item in source:
+        inputs, labels = item if isinstance(item, tuple | list) else (item, None)
+        inputs = network.require_batch(inputs)
+        labels = _labels(network, labels, len(inputs))
+        for start in range(0, len(inputs), size):
+            part = slice(start, start + size)
+            yield (
+                inputs[part].to(network.device),
+                None if labels is None else labels[part].to(network.device),
+            )
+
+
+def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:
+    if y is None:
+        return None
+    y = torch.as_tensor(y)
+    if y.shape != (batch,) or y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+        raise InvalidInput(f"y is one whole number a sample ({batch}), got shape {tuple(y.shape)} of {y.dtype}.")
+    if bool(((y < 0) | (y >= network.outputs)).any()):
+        raise InvalidInput(f"Labels lie in 0 .. {network.outputs - 1}, got {int(y.min())} .. {int(y.max())}.")
+    return y.long()
+
+
+def _within_memory(request: Request, x: Tensor, y: Tensor | None) -> list[Certificate]:
+    """Certify a batch, in halves if the memory does not hold it."""
+    try:
+        return [_certify_batch(request, x, y)]
+    except (torch.cuda.OutOfMemoryError, MemoryError):
+        if len(x) == 1:
+            raise
+    half = len(x) // 2
+    rest = None if y is None else y[half:]
+    return _within_memory(request, x[:half], None if y is None else y[:half]) + _within_memory(request, x[half:], rest)
+
+
+@torch.no_grad()
+def _certify_batch(request: Request, x: Tensor, y: Tensor | None) -> Certificate:
+    inside = _inside(request.box, x)
+    points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, keep_gradients=True)
+    L, K = request.constants.L[points.label], request.constants.K[points.label]
+    L_name, K_name = request.constants.names
+    radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
+    labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
+    notes = list(request.constants.notes)
+    undecided = _undecided(request, points, radii)
+    if request.method in ("auto", "anchored") and K_name and bool(undecided.any()):
+        K = _with_anchored(request, x, points, K, undecided)
+        radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
+        labels |= {"curvature": "anchored", "combined": f"anchored with {L_name}"}
+        if request.method == "anchored":
+            radii = {"curvature": radii["curvature"]}
+    attack, witness = attack_witnesses(
+        request.network, x, points, torch.where(K.isnan(), torch.inf, K), request.p, request.box
+    )
+    attack = torch.where(inside | ~points.correct, attack, torch.inf)
+    return _assembled(request, x, points, radii, labels, (attack, witness), (L, K), tuple(notes))
+
+
+def _pair_radii(points: Pointwise, L: Tensor, K: Tensor) -> dict[str, Tensor]:
+    """Return the radius of every class by each formula; NaN where a constant is missing."""
+    m, g = points.margin, points.gradient_norm
+    found = {
+        "lipschitz": torch.where(L.isnan(), torch.nan, lipschitz_radius(m, L)),
+        "curvature": torch.where(K.isnan(), torch.nan, curvature_radius(m, g, K)),
+    }
+    both = L.isnan() | K.isnan()
+    found["combined"] = torch.where(both, torch.nan, combined_radius(m, g, K, L))
+    return {name: value.scatter(1, points.label[:, None], torch.inf) for name, value in found.items()}
+
+
+def _undecided(request: Request, points: Pointwise, radii: dict[str, Tensor]) -> Tensor:
+    """Tell which samples an expensive bound could still serve: all the correct ones, unless radii are given."""
+    if not request.epsilons or request.method != "auto":
+        return points.correct
+    best = torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()]).amax(dim=0).amin(dim=1)
+    ceiling = (points.margin / points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
+    useful = torch.zeros_like(points.correct)
+    for eps in request.epsilons:
+        # No bound from the gradient at x certifies beyond the linear limit m / g.
+        useful |= (best < eps) & (ceiling >= eps)
+    return useful & points.correct
+
+
+def _with_anchored(request: Request, x: Tensor, points: Pointwise, K: Tensor, todo: Tensor) -> Tensor:
+    """Return the table of constants with anchored ones where they are smaller."""
+    K = K.clone()
+    n = request.network.outputs
+    index = todo.nonzero().flatten()
+    for part in index.split(_ANCHORED_BATCH):
+        bound = anchored_curvature_bound(replace(request.pairs, scope=Anchor(x[part]))).value
+        table = torch.zeros(len(part), n, n, dtype=torch.float64, device=x.device)
+        i, j = torch.triu_indices(n, n, offset=1, device=x.device)
+        table[:, i, j] = table[:, j, i] = bound
+        K[part] = torch.minimum(K[part], table[torch.arange(len(part)), points.label[part]])
+    return K
+
+
+def _inside(box: Box | None, x: Tensor) -> Tensor:
+    """Tell which samples lie in the box; warn where they look like raw bytes."""
+    if box is None:
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+    inside = ((x >= box[0]) & (x <= box[1])).flatten(1).all(dim=1)
+    if not bool(inside.all()):
+        lowest, highest = float(x.min()), float(x.max())
+        if box == (0, 1) and lowest >= 0 and 2 <= highest <= 255:
+            warnings.warn(
+                f"Inputs go up to {highest:g} where the box is [0, 1]: these look like bytes. Divide them by 255. "
+                "Their radii hold for the inputs as they are; no witness is claimed for them.",
+                UserWarning,
+                stacklevel=4,
+            )
+        else:
+            raise InvalidInput(f"Inputs lie in [{lowest:g}, {highest:g}], outside the box {box}. Widen it or scale them.")
+    return inside
+
+
+def _assembled(
+    request: Request,
+    x: Tensor,
+    points: Pointwise,
+    radii: dict[str, Tensor],
+    labels: dict[str, str],
+    attack: tuple[Tensor, Tensor],
+    constants: tuple[Tensor, Tensor],
+    notes: tuple[str, ...],
+) -> Certificate:
+    names = list(radii)
+    stacked = torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()])
+    pair_radius = stacked.amax(dim=0)
+    radius, weakest = pair_radius.min(dim=1)
+    radius = torch.where(points.correct, radius, 0.0)
+    winner = stacked.argmax(dim=0).gather(1, weakest[:, None]).squeeze(1)
+    shortest = radii["lipschitz"].amin(dim=1) if "lipschitz" in radii else torch.full_like(radius, torch.nan)
+    (L, K), columns = constants, points.label[:, None]
+    wins = curvature_beats_lipschitz(points.margin, points.gradient_norm, K, shortest[:, None])
+    return Certificate(
+        label=points.label,
+        correct=points.correct,
+        radius=radius,
+        lipschitz_radius=_least(radii.get("lipschitz"), points, radius),
+        curvature_radius=_least(radii.get("curvature"), points, radius),
+        local_radius=torch.full_like(radius, torch.nan),
+        pair_radius=torch.where(points.correct[:, None], pair_radius, 0.0),
+        method=tuple(labels[names[k]] if ok else "misclassified" for k, ok in zip(winner, points.correct, strict=True)),
+        attack_radius=attack[0],
+        witness=attack[1],
+        margin=points.margin.amin(dim=1),
+        curvature_wins=wins.scatter(1, columns, True).all(dim=1) & points.correct,
+        p=request.p,
+        assumes=request.network.assumes,
+        notes=notes,
+    )
+
+
+def _least(value: Tensor | None, points: Pointwise, like: Tensor) -> Tensor:
+    if value is None:
+        return torch.full_like(like, torch.nan)
+    return torch.where(points.correct, value.amin(dim=1), 0.0)

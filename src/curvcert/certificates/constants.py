@@ -1,0 +1,65 @@
+"""The constants that certificates rest on, for all pairs of classes at once."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.portfolio import CURVATURE_METHODS, curvature
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.network import Network
+
+GLOBAL_LIPSCHITZ = ("product", "liplt", "lipsdp-recursion")
+GLOBAL_CURVATURE = ("compositional", "unrolled", "crc")
+
+
+@dataclass(frozen=True, eq=False)
+class PairConstants:
+    """Global constants of f_i - f_j, as (classes, classes) tables; NaN where that order was not asked for."""
+
+    L: Tensor
+    K: Tensor
+    names: tuple[str, str]
+    notes: tuple[str, ...]
+
+
+def global_constants(network: Network, p: float, method: str) -> PairConstants:
+    """Compute the tables that a method of `certify` needs."""
+    L = K = _table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
+    L_name = K_name = ""
+    notes: list[str] = []
+    if method in ("auto", "lipschitz", *GLOBAL_LIPSCHITZ):
+        bound = lipschitz(network, p, method=method if method in LIPSCHITZ_METHODS else "auto", pair="all")
+        L, L_name = _table(bound.value, network), bound.method
+    if method in ("auto", "anchored", *GLOBAL_CURVATURE):
+        try:
+            bound = curvature(network, p, method=method if method in GLOBAL_CURVATURE else "auto", pair="all")
+            K, K_name = _table(bound.value, network), bound.method
+        except (UnsupportedActivation, UnsupportedModule) as error:
+            if method != "auto":
+                raise
+            notes.append(f"curvature skipped: {error}")
+    return PairConstants(L, K, (L_name, K_name), tuple(notes))
+
+
+def require_method(method: str) -> None:
+    """Raise unless the method is one that `certify` knows."""
+    known = ("auto", "lipschitz", "anchored", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
+    if method not in known:
+        extra = " (a bound over a ball needs its radius: not a method of certify)" if method in CURVATURE_METHODS else ""
+        raise InvalidInput(f"Unknown method {method!r}{extra}. Choose one of: {', '.join(known)}.")
+
+
+def _pairs(network: Network) -> int:
+    return network.outputs * (network.outputs - 1) // 2
+
+
+def _table(values: Tensor, network: Network) -> Tensor:
+    """Return one value a pair as a symmetric table with zeros on its diagonal."""
+    n = network.outputs
+    table = torch.zeros(n, n, dtype=torch.float64, device=values.device)
+    i, j = (torch.tensor(side, device=values.device) for side in zip(*combinations(range(n), 2), strict=True))
+    table[i, j] = table[j, i] = values
+    return table

@@ -1,0 +1,64 @@
+"""Margins and gradients at the samples, with bounds on their rounding."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Global
+from curvcert.network import Network
+from curvcert.network.evaluation import evaluate_with_error
+from curvcert.norms import conjugate
+from curvcert.operators import NormBounds
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise:
+    """For each sample and class i: the margin f_y - f_i, rounded down, and ||grad (f_i - f_y)||, rounded up.
+
+    `gradient` holds the computed gradients of f_i - f_y where witnesses are wanted.
+    """
+
+    logits: Tensor
+    label: Tensor
+    correct: Tensor
+    margin: Tensor
+    gradient_norm: Tensor
+    gradient: Tensor | None
+
+
+def evaluate_points(
+    network: Network, x: Tensor, y: Tensor | None, p: float, norms: NormBounds, keep_gradients: bool
+) -> Pointwise:
+    """Evaluate a batch: one forward pass, and one Jacobian for all pairs of classes."""
+    problem = Problem(network, p, p, Global(), scalars=True, norms=norms)
+    evaluation = evaluate_with_error(network, x, norms)
+    last = evaluation.states[-1]
+    logits, error = last.value.flatten(1), last.error.flatten(1)
+    label = logits.argmax(dim=1) if y is None else y
+    own, own_error = logits.gather(1, label[:, None]), error.gather(1, label[:, None])
+    gap = own - logits
+    margin = gap - inflate(own_error + error + 2 * UNIT_ROUNDOFF * gap.abs(), gamma(4))
+    margin = margin.scatter(1, label[:, None], torch.inf)
+    correct = margin.amin(dim=1) > 0
+    norm, gradient = _gradient_norms(problem, carry_point(problem, evaluation), label, keep_gradients)
+    return Pointwise(logits, label, correct, margin, norm, gradient)
+
+
+def _gradient_norms(
+    problem: Problem, reached: list, label: Tensor, keep: bool  # type: ignore[type-arg]
+) -> tuple[Tensor, Tensor | None]:
+    covectors = carry_gradients(problem, reached)
+    if covectors is None:
+        shape = (len(label), problem.network.outputs)
+        return torch.full(shape, torch.inf, dtype=torch.float64, device=label.device), None
+    rows, drift = covectors[0].value.flatten(2), covectors[0].drift
+    own = rows.gather(1, label[:, None, None].expand(-1, 1, rows.shape[2]))
+    own_drift = drift.gather(1, label[:, None])
+    difference = rows - own
+    norm = norm_upper_bound_of_vectors(difference, conjugate(problem.p), 2)
+    norm = inflate(norm * (1 + 4 * UNIT_ROUNDOFF) + drift + own_drift, gamma(8))
+    return norm.scatter(1, label[:, None], 0.0), difference if keep else None

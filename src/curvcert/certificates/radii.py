@@ -1,0 +1,105 @@
+r"""Closed forms of certified and attack radii, on plain tensors.
+
+For a class i beside the label y: m = f_y(x) - f_i(x) > 0 the margin, g the dual norm of the gradient of
+f_i - f_y at x, K a curvature constant and L a Lipschitz constant of f_i - f_y.  Every form here is free of
+cancellation and right at K = 0 and at g = 0, and every radius is rounded to the safe side: down for a
+certificate.  The caller hands in m rounded down and g, K, L rounded up.
+"""
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from curvcert.rounding import UNIT_ROUNDOFF
+
+_DOWN = 1 - 16 * UNIT_ROUNDOFF
+
+Values = Float64[Tensor, "..."]
+
+
+def lipschitz_radius(m: Values, L: Values) -> Values:
+    r"""Return :math:`m / L`: within it the margin stays positive; inf where L = 0, and 0 where m <= 0.
+
+    Reference: Entesari et al. (ICML 2024), equation `eq:neuripsLipschitzCertificate`.
+
+    >>> lipschitz_radius(torch.tensor(1.0, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return _quotient(m, L)
+
+
+def curvature_radius(m: Values, g: Values, K: Values) -> Values:
+    r"""Return the root :math:`2m / (g + \sqrt{g^2 + 2Km})` of :math:`m = g r + K r^2 / 2`.
+
+    Reference: Entesari et al. (ICML 2024), `prop:secondOrderCertifiedRadius`.
+
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> curvature_radius(one, 0 * one, 2 * one)
+    tensor(1.0000, dtype=torch.float64)
+    >>> curvature_radius(one, one, 0 * one)
+    tensor(1.0000, dtype=torch.float64)
+    """
+    safe = m.clamp(min=0.0)
+    return _quotient(2 * m, g + (g.square() + 2 * K * safe).sqrt())
+
+
+def combined_radius(m: Values, g: Values, K: Values, L: Values) -> Values:
+    r"""Return the radius by both constants: the gradient's norm grows from g with slope K, up to L at most.
+
+    The integral of min(g + K t, L) reaches m at
+
+    .. math:: r = \begin{cases} 2m / (g + \sqrt{g^2 + 2Km}) & (L^2 - g^2) / (2K) \ge m \\
+                                 m/L + (L - g)^2 / (2KL) & \text{otherwise.} \end{cases}
+
+    Never below either radius.  L must bound the gradient along the whole path, so it is global or over a
+    ball; an anchored L is unsound here (f = tanh(x) - tanh(0.5) at x = -2: 2.904, and the truth is 2.5).
+    K may be anchored.
+
+    >>> m, g, K, L = (torch.tensor(v, dtype=torch.float64) for v in (1.0, 0.0, 10.0, 1.0))
+    >>> combined_radius(m, g, K, L)
+    tensor(1.0500, dtype=torch.float64)
+    """
+    L = torch.maximum(L, g)
+    quadratic = curvature_radius(m, g, K)
+    bend = (L - g).square() * _DOWN / (2 * K * L)
+    linear = _quotient(m, L) + torch.where((K > 0) & (L > 0), bend, torch.zeros_like(bend)) * _DOWN
+    # Past the bend the quadratic form underestimates; before it the linear one overestimates.
+    bends_before = (L - g) * (L + g) * (1 + 16 * UNIT_ROUNDOFF) < 2 * K * m * _DOWN
+    return torch.maximum(quadratic, torch.where(bends_before, linear * _DOWN, _quotient(m, L)))
+
+
+def curvature_beats_lipschitz(m: Values, g: Values, K: Values, shortest: Values) -> Bool[Tensor, "..."]:
+    r"""Evaluate the condition of `prop:compare` for each class, at the Lipschitz radius `shortest`.
+
+    :math:`K \le 2 (m - g \varepsilon_0) / \varepsilon_0^2` for every class implies that the curvature radius is not
+    below the Lipschitz one.
+
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> curvature_beats_lipschitz(one, 0.5 * one, one, one)
+    tensor(True)
+    """
+    return K * shortest.square() <= 2 * (m - g * shortest)
+
+
+def attack_radius(m: Values, g: Values, K: Values) -> Values:
+    r"""Return :math:`2m / (g + \sqrt{g^2 - 2Km})`, where the surrogate of f_i - f_y along the gradient reaches 0.
+
+    inf where :math:`2Km \ge g^2`: the surrogate stays short of 0, or only touches it.  The point there is a tie
+    of the surrogate; a witness steps past it and is checked.
+
+    Reference: Entesari et al. (ICML 2024), `prop:AttackCert`, its index set made strict.
+
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> attack_radius(one, 2 * one, 1.5 * one), attack_radius(one, one, one)
+    (tensor(0.6667, dtype=torch.float64), tensor(inf, dtype=torch.float64))
+    """
+    room = g.square() - 2 * K * m
+    radius = 2 * m / (g + room.clamp(min=0.0).sqrt())
+    return torch.where((room > 0) & (m > 0), radius, torch.full_like(radius, torch.inf))
+
+
+def _quotient(m: Values, L: Values) -> Values:
+    """Return m / L rounded down: inf for L = 0 < m, 0 for m <= 0."""
+    positive = L > 0
+    ratio = m / torch.where(positive, L, torch.ones_like(L)) * _DOWN
+    return torch.where(m > 0, torch.where(positive, ratio, torch.full_like(ratio, torch.inf)), torch.zeros_like(ratio))
