@@ -64,5 +64,5 @@ def _hessian_product(network: Network, x: Tensor, v: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(x.flatten(1), dim=1).clamp(min=1e-300)
+    length: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1).clamp(min=1e-300)
     return x / length.reshape(-1, *(1,) * (x.dim() - 1))

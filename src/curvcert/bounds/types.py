@@ -124,7 +124,7 @@ def _as_float(result: Bound | Estimate) -> float:
         raise InvalidInput(
             f"float() needs a single value, this result has shape {tuple(result.value.shape)}. Use .value."
         )
-    return float(result.value)
+    return float(result.value.detach())
 
 
 def _describe(result: Bound | Estimate) -> str:

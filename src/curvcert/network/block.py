@@ -21,6 +21,7 @@ from curvcert.operators import AbstractLinearMap, Zero
 from curvcert.operators.base import Shape
 from curvcert.operators.conv import Pair
 from curvcert.operators.magnitudes import image_error
+from curvcert.rounding import TINY
 
 
 class AbstractBlock(ABC):
@@ -40,7 +41,7 @@ class AbstractBlock(ABC):
 
     @abstractmethod
     def evaluate(self, x: Tensor) -> Tensor:
-        """Return h(x) for a batch."""
+        """Return h(x) for a batch, computed in the batch's own dtype: float64, or another for replaying."""
 
     @abstractmethod
     def pull_back(self, x: Tensor, g: Tensor) -> Tensor:
@@ -86,6 +87,7 @@ class Block(AbstractBlock):
         fits = fits and self.G.out_shape == self.H.out_shape == tuple(self.c.shape)
         if not (fits and self.H.in_shape == self.W.in_shape):
             raise InvalidInput(f"The shapes of a block do not chain: W and G go {chain}, b has {tuple(self.b.shape)}.")
+        _require_float64(self.b, self.c)
 
     @property
     def in_shape(self) -> Shape:
@@ -102,11 +104,11 @@ class Block(AbstractBlock):
 
     def pre_activation(self, x: Tensor) -> Tensor:
         """Return z = W x + b for a batch."""
-        return self.W.apply(x) + self.b
+        return image(self.W, x) + self.b.to(x.dtype)
 
     def evaluate(self, x: Tensor) -> Tensor:
-        y = self.G.apply(self.activation.value(self.pre_activation(x))) + self.c
-        return y + self.H.apply(x) if self.is_residual else y
+        y = image(self.G, self.activation.value(self.pre_activation(x))) + self.c.to(x.dtype)
+        return y + image(self.H, x) if self.is_residual else y
 
     def pull_back(self, x: Tensor, g: Tensor) -> Tensor:
         slopes = self.activation.derivative(self.pre_activation(x)).unsqueeze(1)
@@ -128,6 +130,11 @@ class Affine(AbstractBlock):
     name: str = ""
     c_error: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.H.out_shape != tuple(self.c.shape):
+            raise InvalidInput(f"An affine map into {self.H.out_shape} got an offset of shape {tuple(self.c.shape)}.")
+        _require_float64(self.c)
+
     @property
     def in_shape(self) -> Shape:
         return self.H.in_shape
@@ -137,7 +144,7 @@ class Affine(AbstractBlock):
         return self.H.out_shape
 
     def evaluate(self, x: Tensor) -> Tensor:
-        return self.H.apply(x) + self.c
+        return image(self.H, x) + self.c.to(x.dtype)
 
     def pull_back(self, x: Tensor, g: Tensor) -> Tensor:
         return self.H.adjoint(g)
@@ -157,6 +164,10 @@ class MaxPool(AbstractBlock):
     stride: Pair
     padding: Pair = (0, 0)
     name: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.image_shape) != 3 or min(self.out_shape) < 1:
+            raise InvalidInput(f"MaxPool by {self.kernel_size} does not fit into an image of shape {self.image_shape}.")
 
     @property
     def in_shape(self) -> Shape:
@@ -179,7 +190,7 @@ class MaxPool(AbstractBlock):
     def pull_back(self, x: Tensor, g: Tensor) -> Tensor:
         _, index = F.max_pool2d(x, self.kernel_size, self.stride, self.padding, return_indices=True)
         rows = g.shape[1]
-        pulled = torch.zeros(*g.shape[:2], self.image_shape[0], self.image_shape[1] * self.image_shape[2]).to(g)
+        pulled = g.new_zeros(*g.shape[:2], self.image_shape[0], self.image_shape[1] * self.image_shape[2])
         source = index.flatten(2).unsqueeze(1).expand(-1, rows, -1, -1)
         return pulled.scatter_add(-1, source, g.flatten(3)).reshape(*g.shape[:2], *self.image_shape)
 
@@ -187,11 +198,22 @@ class MaxPool(AbstractBlock):
         return None
 
 
+def _require_float64(*offsets: Tensor) -> None:
+    for offset in offsets:
+        if offset.dtype != torch.float64 or not bool(torch.isfinite(offset).all()):
+            raise InvalidInput(f"A block needs finite float64 offsets, got {offset.dtype}, or NaN or infinity.")
+
+
+def image(A: AbstractLinearMap, x: Tensor) -> Tensor:
+    """Return A x in the dtype of x."""
+    return A.apply(x) if A.dtype == x.dtype else A.to(x.dtype).apply(x)
+
+
 def fold_offset(A: AbstractLinearMap, offset: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return A offset and a bound on its error, given a bound on the offset's; exact zeros stay exact."""
     if not bool(offset.any()) and error is None:
         return offset.new_zeros(A.out_shape), None
-    return A.apply(offset), image_error(A, offset, error)
+    return A.apply(offset), image_error(A, offset, error) + TINY
 
 
 def add_offsets(

@@ -5,16 +5,19 @@ absolute values, and in the 2-norm through spectral norms, which grow far slower
 """
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from curvcert.activations.base import EVALUATION_SLACK
+from curvcert.activations import Activation
+from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
+from curvcert.errors import UnsupportedBlock
 from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool
 from curvcert.network.network import Network
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +37,18 @@ class Evaluation:
     pre_activations: tuple[Computed | None, ...]
 
 
-def evaluate_with_error(network: Network, x: Tensor, norms: NormBounds) -> Evaluation:
-    """Evaluate a batch, with proven bounds on what rounding did to every intermediate value."""
+def evaluate_with_error(network: Network, x: Tensor, norms: NormBounds | None = None) -> Evaluation:
+    """Evaluate a batch, with proven bounds on what rounding did to every intermediate value.
+
+    Without `norms` errors travel coordinate by coordinate only: no norm is computed, deep networks get more slack.
+
+    >>> from curvcert.activations import TANH
+    >>> from curvcert.operators import Dense, Identity, Zero
+    >>> ones, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    >>> network = Network((Block(Zero((1,), (1,)), Identity((1,)), Dense(ones), zero, zero, TANH),))
+    >>> 0 < float(evaluate_with_error(network, ones).states[-1].error) < 1e-14
+    True
+    """
     x = network.require_batch(x)
     states = [Computed(x, torch.zeros_like(x), x.new_zeros(len(x)))]
     pre: list[Computed | None] = []
@@ -46,55 +59,81 @@ def evaluate_with_error(network: Network, x: Tensor, norms: NormBounds) -> Evalu
     return Evaluation(tuple(states), tuple(pre))
 
 
-def _step(block: AbstractBlock, x: Computed, norms: NormBounds) -> tuple[Computed | None, Computed]:
-    if isinstance(block, MaxPool):
-        # Each output is one of the inputs, or beside one by no more than the largest error.
-        worst = x.error.flatten(1).amax(dim=1)
-        value = block.evaluate(x.value)
-        return None, _computed(value, _spread(worst, value), None)
-    if isinstance(block, Affine):
-        return None, _affine(block.H, x, block.c, block.c_error, norms)
-    assert isinstance(block, Block)
+@singledispatch
+def _step(block: AbstractBlock, x: Computed, norms: NormBounds | None) -> tuple[Computed | None, Computed]:
+    """Return the pre-activation, if there is one, and the output of a block."""
+    raise UnsupportedBlock(f"evaluate_with_error has no rule for {type(block).__name__}.")
+
+
+@_step.register(MaxPool)
+def _(block: MaxPool, x: Computed, norms: NormBounds | None) -> tuple[None, Computed]:
+    # Each output is one of the inputs, or beside one by no more than the largest error.
+    worst = x.error.flatten(1).amax(dim=1)
+    value = block.evaluate(x.value)
+    return None, _computed(value, _spread(worst, value), None)
+
+
+@_step.register(Affine)
+def _(block: Affine, x: Computed, norms: NormBounds | None) -> tuple[None, Computed]:
+    return None, _affine(block.H, x, block.c, block.c_error, norms)
+
+
+@_step.register(Block)
+def _(block: Block, x: Computed, norms: NormBounds | None) -> tuple[Computed, Computed]:
     z = _affine(block.W, x, block.b, block.b_error, norms)
-    y = _affine(block.G, _activated(block, z), block.c, block.c_error, norms)
+    y = _affine(block.G, _activated(block.activation, z), block.c, block.c_error, norms)
     if not block.is_residual:
         return z, y
     skip = _affine(block.H, x, torch.zeros_like(block.c), None, norms)
     total = y.value + skip.value
     error = y.error + skip.error + UNIT_ROUNDOFF * total.abs()
-    return z, _computed(total, error, inflate(y.error_norm + skip.error_norm + UNIT_ROUNDOFF * _norm(total), 0.0))
+    return z, _computed(total, error, y.error_norm + skip.error_norm + UNIT_ROUNDOFF * _norm(total))
 
 
-def _activated(block: Block, z: Computed) -> Computed:
-    alpha, beta = block.activation.slope
+def _activated(activation: Activation, z: Computed) -> Computed:
+    alpha, beta = activation.slope
     steepest = max(abs(alpha), abs(beta))
-    value = block.activation.value(z.value)
-    local = EVALUATION_SLACK * value.abs() + TINY
+    value = activation.value(z.value)
+    local = _activation_error(activation, value)
     return _computed(value, steepest * z.error + local, steepest * z.error_norm + _norm(local))
 
 
+def _activation_error(activation: Activation, value: Tensor) -> Tensor:
+    """Bound the rounding of phi itself; a value that cancels (sin, GELU, softplus - log 2) errs absolutely."""
+    if activation.profiles is not None:
+        return activation.profiles[0].slack(value)
+    return DECLARED_ROUNDING * (1 + value.abs())
+
+
 def _affine(
-    A: AbstractLinearMap, x: Computed, offset: Tensor, offset_error: Tensor | None, norms: NormBounds
+    A: AbstractLinearMap, x: Computed, offset: Tensor, offset_error: Tensor | None, norms: NormBounds | None
 ) -> Computed:
     value = A.apply(x.value) + offset
     local = image_error(A, x.value) + UNIT_ROUNDOFF * value.abs()
     if offset_error is not None:
         local = local + offset_error
     error = local + image_error(A, torch.zeros_like(x.value), x.error)
-    return _computed(value, error, norms.norm(A, 2, 2) * x.error_norm + _norm(local))
+    return _computed(value, error, None if norms is None else norms.norm(A, 2, 2) * x.error_norm + _norm(local))
 
 
 def _computed(value: Tensor, error: Tensor, norm: Tensor | None) -> Computed:
-    """Combine both bounds: no coordinate is off by more than the whole vector is."""
-    error = inflate(error, gamma(16))
+    """Combine both bounds: no coordinate is off by more than the whole vector is.
+
+    TINY stands for what underflow lost.  Where a value overflowed, nothing is known of the whole sample.
+    """
+    error = inflate(error, gamma(16)) + TINY
     size = _norm(error)
-    norm = size if norm is None else torch.minimum(size, inflate(norm, gamma(16)))
-    return Computed(value, torch.minimum(error, _spread(norm, error)), norm)
+    if norm is not None:
+        size = torch.minimum(size, inflate(norm, gamma(16)) + TINY * value[0].numel())
+    known = (torch.isfinite(value) & torch.isfinite(error)).flatten(1).all(dim=1) & torch.isfinite(size)
+    size = torch.where(known, size, torch.inf)
+    return Computed(
+        value, torch.where(_spread(known, error), torch.minimum(error, _spread(size, error)), torch.inf), size
+    )
 
 
 def _norm(x: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    return inflate(size, gamma(x[0].numel() + 4)) + TINY
+    return norm_upper_bound_of_vectors(x.flatten(1), 2, 1)
 
 
 def _spread(per_sample: Tensor, like: Tensor) -> Tensor:

@@ -5,11 +5,14 @@ blocks built so far.  A linear module multiplies H, G and c from the left; an ac
 Phi; a sum of two expressions of the same x is one again, as long as they share one Phi.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.activations import Activation
@@ -25,22 +28,35 @@ from curvcert.operators import (
     Reshape,
     Zero,
     batch_norm_in_eval,
+    scale,
 )
 from curvcert.operators.base import Shape
 from curvcert.operators.conv import Pair
 
 F64 = torch.float64
+Blocks = tuple[AbstractBlock, ...]
+
+LARGEST_DEVIATION = 1e-6
+"""How far a module may be from its activation: torch's Softplus jumps at its threshold, by 2.1e-9 as it comes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """The inner part Phi(W x + b) of an expression."""
+    """The inner part Phi(W x + b) of an expression, where x is the output of `below`."""
 
+    below: Blocks
     W: AbstractLinearMap
     b: Tensor
     b_error: Tensor | None
     activation: Activation
     name: str
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks up to and including this Phi; one tuple, so that branches that start here know each other."""
+        H, G = _zero(self.W.in_shape, self.W.out_shape, self.b.device), _identity(self.W.out_shape, self.b.device)
+        c = torch.zeros_like(self.b)
+        return (*self.below, Block(H, G, self.W, self.b, c, self.activation, self.name, self.b_error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +71,7 @@ class Branch:
 class Value:
     """H x + G Phi(W x + b) + c, where x is the output of `blocks`."""
 
-    blocks: tuple[AbstractBlock, ...]
+    blocks: Blocks
     H: AbstractLinearMap
     c: Tensor
     c_error: Tensor | None = None
@@ -88,47 +104,44 @@ class Value:
 
     def activate(self, activation: Activation, name: str) -> "Value":
         """Return Phi(value)."""
-        if self.branch is None:
-            blocks, W, b, b_error = self.blocks, self.H, self.c, self.c_error
-        elif isinstance(self.H, Zero):
-            # The block ends at its Phi; what came after it is the next block's W and b.
-            blocks = _phi(self.blocks, self.branch.hidden).close()
-            W, b, b_error = self.branch.G, self.c, self.c_error
-        else:
-            blocks, W, b, b_error = (
-                self.close(),
-                _identity(self.shape, self.device),
-                torch.zeros_like(self.c),
-                None,
-            )
-        return _phi(blocks, Hidden(W, b, b_error, activation, name))
+        inner = self._settled()
+        hidden = Hidden(inner.blocks, inner.H, inner.c, inner.c_error, activation, name)
+        H = _zero(inner.H.in_shape, self.shape, self.device)
+        branch = Branch(_identity(self.shape, self.device), hidden)
+        return Value(inner.blocks, H, torch.zeros_like(self.c), branch=branch, name=name)
 
     def plus(self, other: "Value", name: str) -> "Value":
         """Return value + other, both expressions of the same x."""
         if self.shape != other.shape:
-            raise UnsupportedModule(f"{name}: a sum of shapes {self.shape} and {other.shape} is not supported.")
-        if self.blocks is not other.blocks:
             raise UnsupportedModule(
-                f"{name}: a skip around more than one activation is not supported. "
-                "Split the branch into residual blocks with one activation each."
+                f"{name}: a sum of shapes {self.shape} and {other.shape} is not supported. Give both the same shape."
             )
-        branch = _sum_of_branches(self.branch, other.branch, name)
-        total = replace(self.shift(other.c, other.c_error), H=self.H + other.H, branch=branch, name=name)
+        left, right = _on_the_same_blocks(self, other, name)
+        branch = _sum_of_branches(left.branch, right.branch, name)
+        total = replace(left.shift(right.c, right.c_error), H=left.H + right.H, branch=branch, name=name)
         residual = branch is not None and not isinstance(total.H, Zero)
         return start(total.close(), self.shape, self.device) if residual else total
 
-    def close(self) -> tuple[AbstractBlock, ...]:
+    def close(self) -> Blocks:
         """Return the blocks with this expression as the last of them."""
         if self.branch is None:
-            if isinstance(self.H, Identity) and not bool(self.c.any()) and self.blocks:
-                return self.blocks
-            return (*self.blocks, Affine(self.H, self.c, self.name or "affine", self.c_error))
+            unchanged = isinstance(self.H, Identity) and not bool(self.c.any()) and self.c_error is None
+            affine = Affine(self.H, self.c, self.name or "affine", self.c_error)
+            return self.blocks if unchanged else (*self.blocks, affine)
         G, inner = self.branch.G, self.branch.hidden
         block = Block(self.H, G, inner.W, inner.b, self.c, inner.activation, inner.name, inner.b_error, self.c_error)
         return (*self.blocks, block)
 
+    def _settled(self) -> "Value":
+        """Return the same value without a branch: its Phi ends a block, and G and c belong to what follows."""
+        if self.branch is None:
+            return self
+        if not isinstance(self.H, Zero):
+            return start(self.close(), self.shape, self.device)
+        return replace(self, blocks=self.branch.hidden.blocks, H=self.branch.G, branch=None)
 
-def start(blocks: tuple[AbstractBlock, ...], shape: Shape, device: torch.device) -> Value:
+
+def start(blocks: Blocks, shape: Shape, device: torch.device) -> Value:
     """Return the value x itself, of the given shape, after the given blocks."""
     return Value(blocks, _identity(shape, device), torch.zeros(shape, dtype=F64, device=device))
 
@@ -137,12 +150,19 @@ def _identity(shape: Shape, device: torch.device) -> AbstractLinearMap:
     return Identity(shape, device=device)
 
 
-def _phi(blocks: tuple[AbstractBlock, ...], hidden: Hidden) -> Value:
-    """Return the value Phi(W x + b)."""
-    shape, device = hidden.W.out_shape, hidden.b.device
-    H = Zero(hidden.W.in_shape, shape, device=device)
-    zeros = torch.zeros(shape, dtype=F64, device=device)
-    return Value(blocks, H, zeros, branch=Branch(_identity(shape, device), hidden), name=hidden.name)
+def _zero(source: Shape, target: Shape, device: torch.device) -> AbstractLinearMap:
+    return Zero(source, target, device=device)
+
+
+def _on_the_same_blocks(left: Value, right: Value, name: str) -> tuple[Value, Value]:
+    """Return both as expressions of one x: h + Phi(W h + b) is one of h, even if h itself ends in an activation."""
+    for pair in ((left, right), (left._settled(), right), (left, right._settled())):
+        if pair[0].blocks is pair[1].blocks:
+            return pair
+    raise UnsupportedModule(
+        f"{name}: a skip around more than one activation, or around a whole block, is not supported. "
+        "Split the branch into residual blocks with one activation each."
+    )
 
 
 def _sum_of_branches(left: Branch | None, right: Branch | None, name: str) -> Branch | None:
@@ -162,6 +182,11 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
 
     Rules are looked up by the exact type: a subclass may compute something else.
     """
+    if parametrize.is_parametrized(module):
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} has a parametrisation. Make its weights plain with "
+            "torch.nn.utils.parametrize.remove_parametrizations(module, name, leave_parametrized=True)."
+        )
     raise UnsupportedModule(
         f"{path}: {type(module).__name__} is not supported. Replace it by supported layers, or register a rule "
         "with curvcert.network.lower.register (an activation: curvcert.activations.register_activation)."
@@ -171,11 +196,22 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
 def lower_exactly(module: nn.Module, value: Value, path: str) -> Value:
     """Lower a module by the rule for its own type, never by a base class's."""
     if type(module) in lower.registry:
-        return lower.registry[type(module)](module, value, path)
+        try:
+            return lower.registry[type(module)](module, value, path)
+        except InvalidInput as error:
+            if str(error).startswith(path):
+                raise
+            raise InvalidInput(f"{path}: {error}") from error
     try:
         activation = activations.from_module(module)
     except UnsupportedActivation:
         return lower.registry[object](module, value, path)
+    if activation.deviation > LARGEST_DEVIATION:
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} is off its activation {activation.name!r} by up to "
+            f"{activation.deviation:.3g}, so a bound for one is none for the other. For Softplus keep the default "
+            "threshold of 20, or take curvcert.nn.CentredSoftplus, which has none."
+        )
     return value.activate(activation, path)
 
 
@@ -210,6 +246,7 @@ def _(module: nn.Conv2d, value: Value, path: str) -> Value:
         raise UnsupportedModule(
             f"{path}: padding mode {module.padding_mode!r} is not supported. Use zeros or circular."
         )
+    _require_image(value, path, module)
     conv = Conv2d(
         _frozen(module.weight),
         value.shape,
@@ -232,10 +269,16 @@ def _conv_padding(module: nn.Conv2d) -> tuple[Pair, Pair]:
     return (h, h), (w, w)
 
 
-def _two(size: int | tuple[int, ...] | None) -> Pair:
-    if isinstance(size, tuple):
-        return int(size[0]), int(size[-1])
-    return int(size or 0), int(size or 0)
+def _two(size: int | Sequence[int]) -> Pair:
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[-1]))
+
+
+def _require_image(value: Value, path: str, module: nn.Module) -> None:
+    if len(value.shape) != 3:
+        raise InvalidInput(
+            f"{path}: {type(module).__name__} expects images of shape (channels, height, width), got {value.shape}. "
+            "The example input needs its batch dimension, and no Flatten before this layer."
+        )
 
 
 @lower.register
@@ -246,15 +289,19 @@ def _(module: nn.AvgPool2d, value: Value, path: str) -> Value:
             f"{path}: AvgPool2d with ceil_mode, divisor_override or count_include_pad=False is not supported. "
             "Use its defaults."
         )
-    stride = _two(module.stride or module.kernel_size)
+    _require_image(value, path, module)
+    stride = _two(module.kernel_size if module.stride is None else module.stride)
     return value.linear(AveragePool2d(value.shape, _two(module.kernel_size), stride, padding))
 
 
 @lower.register
 def _(module: nn.MaxPool2d, value: Value, path: str) -> Value:
     if module.ceil_mode or _two(module.dilation) != (1, 1) or module.return_indices:
-        raise UnsupportedModule(f"{path}: MaxPool2d with ceil_mode, dilation or indices is not supported.")
-    stride = _two(module.stride or module.kernel_size)
+        raise UnsupportedModule(
+            f"{path}: MaxPool2d with ceil_mode, dilation or return_indices is not supported. Use its defaults."
+        )
+    _require_image(value, path, module)
+    stride = _two(module.kernel_size if module.stride is None else module.stride)
     pool = MaxPool(value.shape, _two(module.kernel_size), stride, _two(module.padding), path)
     return start((*value.close(), pool), pool.out_shape, value.device)
 
@@ -263,7 +310,15 @@ def _(module: nn.MaxPool2d, value: Value, path: str) -> Value:
 @lower.register(nn.BatchNorm2d)
 def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value:
     if module.running_mean is None or module.running_var is None:
-        raise UnsupportedModule(f"{path}: batch normalisation without running statistics depends on the batch.")
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} without running statistics depends on the whole batch. "
+            "Use track_running_stats=True."
+        )
+    dimensions = (1, 2) if isinstance(module, nn.BatchNorm1d) else (3,)
+    if len(value.shape) not in dimensions or value.shape[0] != module.num_features:
+        raise InvalidInput(
+            f"{path}: {type(module).__name__} expects {module.num_features} channels, got shape {value.shape}."
+        )
     mean, variance = _frozen(module.running_mean), _frozen(module.running_var)
     weight = None if module.weight is None else _frozen(module.weight)
     bias = None if module.bias is None else _frozen(module.bias)
@@ -273,30 +328,54 @@ def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value
 
 @lower.register
 def _(module: nn.Flatten, value: Value, path: str) -> Value:
-    if module.start_dim != 1 or module.end_dim != -1:
-        raise UnsupportedModule(f"{path}: Flatten is supported from dimension 1 to -1.")
-    return flatten(value)
+    return flatten(value, module.start_dim, module.end_dim, path)
 
 
-def flatten(value: Value) -> Value:
-    """Return the value as one vector a sample."""
-    return value.linear(Reshape(value.shape, (value.H.out_size,)))
+def flatten(value: Value, start_dim: int, end_dim: int, path: str) -> Value:
+    """Return the value with the dimensions from start_dim to end_dim (the batch is dimension 0) as one."""
+    rank = len(value.shape) + 1
+    first, last = (d + rank if d < 0 else d for d in (start_dim, end_dim))
+    if not 1 <= first <= last < rank:
+        raise UnsupportedModule(
+            f"{path}: Flatten from dimension {start_dim} to {end_dim} is not supported. Keep the batch: flatten(x, 1)."
+        )
+    middle = math.prod(value.shape[first - 1 : last])
+    return value.linear(Reshape(value.shape, (*value.shape[: first - 1], middle, *value.shape[last:])))
 
 
 @lower.register
 def _(module: nn.Unflatten, value: Value, path: str) -> Value:
-    if module.dim != 1 or len(value.shape) != 1:
-        raise UnsupportedModule(f"{path}: Unflatten is supported on dimension 1 of vectors.")
-    return value.linear(Reshape(value.shape, tuple(int(n) for n in module.unflattened_size)))
+    sizes = tuple(module.unflattened_size)
+    if module.dim != 1 or len(value.shape) != 1 or not all(isinstance(n, int) for n in sizes):
+        raise UnsupportedModule(f"{path}: Unflatten is supported on dimension 1 of vectors, into unnamed dimensions.")
+    return reshape(value, sizes, path)
+
+
+def reshape(value: Value, sizes: Shape, path: str) -> Value:
+    """Return the value in another shape; one size may be -1."""
+    known = math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and known > 0:
+        sizes = tuple(value.H.out_size // known if n == -1 else n for n in sizes)
+    if any(n < 1 for n in sizes) or math.prod(sizes) != value.H.out_size:
+        raise InvalidInput(f"{path}: cannot reshape samples of shape {value.shape} into {sizes}.")
+    return value.linear(Reshape(value.shape, sizes))
 
 
 @lower.register(nn.Identity)
 @lower.register(nn.Dropout)
+@lower.register(nn.Dropout1d)
 @lower.register(nn.Dropout2d)
+@lower.register(nn.Dropout3d)
+@lower.register(nn.AlphaDropout)
+@lower.register(nn.FeatureAlphaDropout)
 def _(module: nn.Module, value: Value, path: str) -> Value:
     return value
 
 
 def scale_by(value: Value, factor: Tensor) -> Value:
-    """Return factor * value elementwise."""
-    return value.linear(Diagonal(_frozen(factor).to(value.device), value.shape))
+    """Return factor * value elementwise; one factor for all coordinates stays a number, which norms can use."""
+    factor = _frozen(factor).to(value.device)
+    first = float(factor.reshape(-1)[0])
+    if bool((factor == first).all()):
+        return value.linear(scale(first, _identity(value.shape, value.device)))
+    return value.linear(Diagonal(factor, value.shape))

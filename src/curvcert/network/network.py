@@ -19,10 +19,12 @@ from curvcert.operators.base import Shape
 class Network:
     """A composition of blocks, the first applied first.
 
-    Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches.
+    Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches; `source_dtype` is that of
+    the module it came from.
     """
 
     blocks: tuple[AbstractBlock, ...]
+    source_dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
         if not self.blocks:
@@ -62,6 +64,11 @@ class Network:
         """Return the outputs for a batch of inputs."""
         return reduce(lambda y, block: block.evaluate(y), self.blocks, self.require_batch(x))
 
+    def in_source_dtype(self, x: Tensor) -> Tensor:
+        """Return the outputs as computed in the arithmetic of the module that the network came from."""
+        inputs = self.require_batch(x).to(self.source_dtype)
+        return reduce(lambda y, block: block.evaluate(y), self.blocks, inputs)
+
     def states(self, x: Tensor) -> list[Tensor]:
         """Return the input of every block and, last, the output of the network."""
         found = [self.require_batch(x)]
@@ -85,18 +92,23 @@ class Network:
 
     def prefix(self, k: int) -> "Network":
         """Return the network of the first k blocks."""
-        return Network(self.blocks[:k])
+        if not 1 <= k <= len(self.blocks):
+            raise InvalidInput(f"A prefix has 1 to {len(self.blocks)} blocks, got {k}.")
+        return replace(self, blocks=self.blocks[:k])
 
     def read_out(self, rows: Tensor) -> "Network":
         """Return the network whose outputs are linear functionals of this one's, one a row."""
         if rows.dim() != 2 or rows.shape[1] != self.outputs:
             raise InvalidInput(f"A read-out needs rows of {self.outputs} numbers, got shape {tuple(rows.shape)}.")
-        A = Dense(rows.to(torch.float64).to(self.device)) @ Reshape(self.out_shape, (self.outputs,), device=self.device)
+        if rows.is_complex() or not bool(torch.isfinite(rows).all()):
+            raise InvalidInput(f"A read-out needs finite real rows, got {rows.dtype}, or NaN or infinity.")
+        weight = rows.detach().to(device=self.device, dtype=torch.float64, copy=True)
+        A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), device=self.device)
         last = self.blocks[-1].read_out(A)
         if last is not None:
-            return Network((*self.blocks[:-1], last))
+            return replace(self, blocks=(*self.blocks[:-1], last))
         c = torch.zeros(A.out_shape, dtype=torch.float64, device=self.device)
-        return Network((*self.blocks, Affine(A, c, name="read-out")))
+        return replace(self, blocks=(*self.blocks, Affine(A, c, name="read-out")))
 
     def logit(self, i: int) -> "Network":
         """Return the scalar network f_i."""

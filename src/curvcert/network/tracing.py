@@ -5,61 +5,24 @@ forward of their own, functional activations and residual sums all arrive as one
 either lowered by a rule or refused by name; the result is then compared with the module itself.
 """
 
-import math
-import operator
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from curvcert import activations
-from curvcert.errors import InvalidInput, UnsupportedModule
-from curvcert.network.block import AbstractBlock, Affine, Block, add_offsets
-from curvcert.network.lowering import Value, flatten, is_known, lower_exactly, scale_by, start
+from curvcert.errors import UnsupportedModule
+from curvcert.network.block import Affine, Block, add_offsets
+from curvcert.network.functions import lower_call
+from curvcert.network.lowering import Blocks, Value, is_known, lower_exactly, start
 from curvcert.network.network import Network
-from curvcert.network.verification import require_equal_forward, require_traceable
-from curvcert.operators import Reshape
-
-# A functional activation is the module of the same arguments.
-_FUNCTIONAL: dict[Callable[..., Any], Callable[..., nn.Module]] = {
-    torch.tanh: nn.Tanh,
-    F.tanh: nn.Tanh,
-    torch.sigmoid: nn.Sigmoid,
-    F.sigmoid: nn.Sigmoid,
-    F.softplus: nn.Softplus,
-    F.elu: nn.ELU,
-    F.celu: nn.CELU,
-    F.gelu: nn.GELU,
-    F.silu: nn.SiLU,
-    F.mish: nn.Mish,
-    F.softsign: nn.Softsign,
-    F.relu: nn.ReLU,
-    torch.relu: nn.ReLU,
-    F.leaky_relu: nn.LeakyReLU,
-    F.relu6: nn.ReLU6,
-    F.hardtanh: nn.Hardtanh,
-    F.selu: nn.SELU,
-}
-_PLAIN = {
-    torch.sin: activations.SIN,
-    torch.atan: activations.ARCTAN,
-    torch.arctan: activations.ARCTAN,
-    torch.erf: activations.ERF,
-}
-_METHODS = {
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "sin": torch.sin,
-    "erf": torch.erf,
-}
-_ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_SUBTRACT = {operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"}
-_MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
-_DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
+from curvcert.network.recording import (
+    overwrites_its_input,
+    path_of,
+    record,
+    require_own_memory,
+)
+from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
 
 
 def trace(model: nn.Module, example_input: Tensor) -> Network:
@@ -68,7 +31,12 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
     Covers what is built from Linear, Conv2d, Flatten, AvgPool2d, BatchNorm (eval), Dropout (eval),
     Identity, arithmetic with constants (a normalisation), every activation of the table, and residual
     sums around one activation; ReLU-like kinks and max-pooling for Lipschitz bounds.  `example_input`
-    gives the input's shape, batch dimension included.  The weights are copied in float64.
+    gives the input's shape, batch dimension included.
+
+    The weights are copied in float64, as the exact values that they hold, and are never multiplied
+    together.  Three coefficients are rounded to float64 once, and the Network is the one with the rounded
+    value: the factor and offset of a batch normalisation, 1/d in a division by d, 1/k in a mean of k.
+    What folding rounds off offsets is bounded and carried along (`Block.b_error`, `Block.c_error`).
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).eval()
     >>> trace(model, torch.zeros(1, 2))
@@ -80,15 +48,27 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
         InvalidInput: train mode, NaN weights, a wrong shape or dtype, an empty batch.
         SoundnessError: the module and the network disagree on random inputs.
     """
-    require_traceable(model, example_input)
-    network = Network(_closed(_lowered(model, tuple(example_input.shape[1:]), example_input.device)))
-    require_equal_forward(model, network, example_input)
+    # Weights made in inference mode could not be differentiated through later.
+    with torch.inference_mode(False), torch.no_grad(), random_state_kept():
+        require_traceable(model, example_input)
+        twin = float64_copy(model)
+        blocks = _closed(_lowered(twin, tuple(example_input.shape[1:]), example_input.device))
+        network = Network(blocks, source_dtype=_dtype_of(model))
+        require_equal_forward(twin, network, example_input)
     return network
 
 
-def _closed(value: Value) -> tuple[AbstractBlock, ...]:
+def _dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype of the module's weights; float64 if it has none."""
+    found = (tensor.dtype for tensor in model.parameters() if tensor.dtype.is_floating_point)
+    return next(found, torch.float64)
+
+
+def _closed(value: Value) -> Blocks:
     """Return the blocks; a last affine map belongs to the last block's H, G and c."""
     blocks = value.close()
+    if not blocks:
+        return (Affine(value.H, value.c, "identity"),)
     if len(blocks) > 1 and isinstance(blocks[-1], Affine) and isinstance(blocks[-2], Block):
         block, last = blocks[-2].read_out(blocks[-1].H), blocks[-1]
         c, error = add_offsets(block.c, last.c, block.c_error, last.c_error)
@@ -96,48 +76,38 @@ def _closed(value: Value) -> tuple[AbstractBlock, ...]:
     return blocks
 
 
-class _Tracer(fx.Tracer):
-    """Records the forward pass down to the modules that have a rule."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_known(m) or super().is_leaf_module(m, module_qualified_name)
-
-
 def _lowered(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Value:
     if is_known(model):
         return lower_exactly(model, start((), shape, device), type(model).__name__)
-    try:
-        graph = _Tracer().trace(model)
-    except (TypeError, ValueError, RuntimeError, fx.proxy.TraceError) as error:
-        raise UnsupportedModule(
-            f"{type(model).__name__}: its forward pass cannot be recorded ({error}). "
-            "Write it without branches or loops that depend on the input."
-        ) from error
     values: dict[fx.Node, Any] = {}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    if len(inputs) != 1:
-        raise UnsupportedModule(f"{type(model).__name__} takes {len(inputs)} inputs; only one is supported.")
-    for node in graph.nodes:
+    for node in record(model).nodes:
         if node.op == "placeholder":
             values[node] = start((), shape, device)
         elif node.op == "output":
-            return _require_value(_resolve(node.args[0], values), "output")
+            return _require_value(_resolve(node.args[0], values), f"The output of {type(model).__name__}")
         else:
             values[node] = _lower_node(model, node, values)
-    raise UnsupportedModule(f"{type(model).__name__} returns nothing.")
+    raise UnsupportedModule(f"{type(model).__name__} returns nothing. Return one tensor.")
 
 
 def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = [_resolve(arg, values) for arg in node.args]
-    kwargs = {key: _resolve(arg, values) for key, arg in node.kwargs.items()}
     if node.op == "get_attr":
         return _attribute(model, str(node.target))
-    if node.op == "call_module":
-        path = str(node.target)
-        return lower_exactly(model.get_submodule(path), _require_value(args[0], path), path)
-    if not any(isinstance(arg, Value) for arg in (*args, *kwargs.values())):
-        return _constant(node, args, kwargs)
-    return _lower_call(node, args, kwargs)
+    args = [_resolve(arg, values) for arg in node.args]
+    kwargs = {key: _resolve(arg, values) for key, arg in node.kwargs.items()}
+    if node.op != "call_module":
+        return lower_call(model, node, args, kwargs)
+    path, inputs = path_of(node), (*args, *kwargs.values())
+    module = model.get_submodule(path)
+    if len(inputs) != 1:
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} is called with {len(inputs)} arguments; only one tensor is supported."
+        )
+    value = _require_value(inputs[0], path)
+    result = lower_exactly(module, value, path)
+    if overwrites_its_input(module, value.shape, value.device):
+        require_own_memory(model, node)
+    return result
 
 
 def _resolve(arg: Any, values: dict[fx.Node, Any]) -> Any:
@@ -151,7 +121,10 @@ def _resolve(arg: Any, values: dict[fx.Node, Any]) -> Any:
 def _require_value(value: Any, name: str) -> Value:
     if isinstance(value, Value):
         return value
-    raise UnsupportedModule(f"{name}: expected a tensor that depends on the input, got {type(value).__name__}.")
+    raise UnsupportedModule(
+        f"{name}: expected one tensor that depends on the input, got {type(value).__name__}. "
+        "Wrap the model in a module that takes and returns one tensor."
+    )
 
 
 def _attribute(model: nn.Module, target: str) -> Tensor:
@@ -159,95 +132,4 @@ def _attribute(model: nn.Module, target: str) -> Tensor:
     found = getattr(model.get_submodule(".".join(path)), name)
     if not isinstance(found, Tensor):
         raise UnsupportedModule(f"{target}: expected a parameter or buffer, got {type(found).__name__}.")
-    return found.detach().to(torch.float64)
-
-
-def _constant(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Evaluate a node that does not depend on the input."""
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _lower_call(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    target: Any = node.target
-    if target in _ADD | _SUBTRACT | _MULTIPLY | _DIVIDE and not kwargs and len(args) == 2:
-        return _arithmetic(node, target, args[0], args[1])
-    value = _require_value(args[0] if args else None, node.name)
-    if target is operator.neg or target in (torch.neg, "neg"):
-        return _scaled(value, -1.0)
-    if target in (torch.flatten, "flatten", torch.reshape, "view", "reshape"):
-        return _reshaped(node, value, args[1:], kwargs)
-    if target == "size" or (target is getattr and args[1] == "shape"):
-        shape = ("batch", *value.shape)
-        return shape if target is getattr or len(args) == 1 else shape[args[1]]
-    if target in (F.dropout, F.dropout2d, "contiguous", "clone"):
-        return value
-    plain = _METHODS.get(target, target) if isinstance(target, str) else target
-    if plain in _PLAIN:
-        return value.activate(_PLAIN[plain], node.name)
-    if plain in _FUNCTIONAL:
-        arguments = {key: arg for key, arg in kwargs.items() if key != "inplace"}
-        return lower_exactly(_FUNCTIONAL[plain](*args[1:], **arguments), value, node.name)
-    raise UnsupportedModule(
-        f"{node.name}: {getattr(target, '__name__', target)} is not supported. Use the modules and functions that "
-        "curvcert.trace lists, or register a rule for a module of your own with curvcert.network.lower.register."
-    )
-
-
-def _arithmetic(node: fx.Node, target: Any, left: Any, right: Any) -> Value:
-    if isinstance(left, Value) and isinstance(right, Value):
-        if target in _ADD:
-            return left.plus(right, node.name)
-        if target in _SUBTRACT:
-            return left.plus(_scaled(right, -1.0), node.name)
-        raise UnsupportedModule(f"{node.name}: a product of two values that depend on the input is not supported.")
-    value, constant = (left, right) if isinstance(left, Value) else (right, left)
-    number = _as_constant(constant, value, node.name)
-    if target in _ADD:
-        return value.shift(number)
-    if target in _SUBTRACT:
-        return value.shift(-number) if value is left else _scaled(value, -1.0).shift(number)
-    if target in _MULTIPLY:
-        return scale_by(value, number)
-    if value is right:
-        raise UnsupportedModule(f"{node.name}: a division by a value that depends on the input is not supported.")
-    return scale_by(value, 1.0 / number)
-
-
-def _as_constant(constant: Any, value: Value, name: str) -> Tensor:
-    if not isinstance(constant, int | float | Tensor):
-        raise UnsupportedModule(f"{name}: expected a constant number or tensor, got {type(constant).__name__}.")
-    number = torch.as_tensor(constant, dtype=torch.float64).detach().to(value.device)
-    # A leading dimension of 1 stands for the batch.
-    if number.dim() == len(value.shape) + 1 and number.shape[0] == 1:
-        number = number[0]
-    try:
-        return number.expand(value.shape)
-    except RuntimeError:
-        raise UnsupportedModule(
-            f"{name}: a constant of shape {tuple(number.shape)} does not fit a value of shape {value.shape}."
-        ) from None
-
-
-def _scaled(value: Value, factor: float) -> Value:
-    return scale_by(value, torch.full(value.shape, factor, dtype=torch.float64))
-
-
-def _reshaped(node: fx.Node, value: Value, args: list[Any], kwargs: dict[str, Any]) -> Value:
-    if node.target in (torch.flatten, "flatten"):
-        limits = (*args, *kwargs.values())
-        if limits not in ((1,), (1, -1)):
-            raise UnsupportedModule(f"{node.name}: flatten is supported from dimension 1 on: flatten(x, 1).")
-        return flatten(value)
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple) else tuple(args)
-    rest = tuple(sizes[1:])
-    total = value.H.out_size
-    if sizes[:1] not in ((-1,), ("batch",)) or not all(isinstance(n, int) for n in rest) or rest.count(-1) > 1:
-        raise UnsupportedModule(f"{node.name}: reshape must keep the batch dimension first: view(len(x), ...).")
-    if -1 in rest:
-        known = -math.prod(rest)
-        rest = tuple(total // known if n == -1 else n for n in rest)
-    if math.prod(rest) != total:
-        raise InvalidInput(f"{node.name}: cannot reshape {value.shape} into {rest}.")
-    return value.linear(Reshape(value.shape, rest))
+    return found.detach()

@@ -1,0 +1,213 @@
+"""How a function or a method in a forward pass becomes part of a block."""
+
+import operator
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from curvcert import activations
+from curvcert.activations import Activation
+from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
+from curvcert.network.lowering import Value, flatten, lower_exactly, reshape, scale_by
+from curvcert.network.recording import is_in_place_call, is_in_place_module, path_of, require_own_memory
+
+# A functional layer is the module of the same arguments.
+_FUNCTIONAL: dict[Any, Callable[..., nn.Module]] = {
+    torch.tanh: nn.Tanh,
+    F.tanh: nn.Tanh,
+    torch.sigmoid: nn.Sigmoid,
+    F.sigmoid: nn.Sigmoid,
+    F.softplus: nn.Softplus,
+    F.elu: nn.ELU,
+    F.celu: nn.CELU,
+    F.gelu: nn.GELU,
+    F.silu: nn.SiLU,
+    F.mish: nn.Mish,
+    F.softsign: nn.Softsign,
+    F.relu: nn.ReLU,
+    torch.relu: nn.ReLU,
+    F.leaky_relu: nn.LeakyReLU,
+    F.relu6: nn.ReLU6,
+    F.hardtanh: nn.Hardtanh,
+    F.selu: nn.SELU,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.max_pool2d: nn.MaxPool2d,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "relu": nn.ReLU,
+}
+_PLAIN: dict[Any, Activation] = {
+    torch.sin: activations.SIN,
+    torch.atan: activations.ARCTAN,
+    torch.arctan: activations.ARCTAN,
+    torch.erf: activations.ERF,
+    "sin": activations.SIN,
+    "atan": activations.ARCTAN,
+    "arctan": activations.ARCTAN,
+    "erf": activations.ERF,
+}
+_ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_SUBTRACT = {operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"}
+_MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
+_DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
+_NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
+_SHAPE_ARITHMETIC = {operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv}
+
+_SHAPE = "Write the model as blocks Hx + G phi(Wx + b) + c."
+
+
+class Batch(Enum):
+    """Stands for the number of samples, which no computation may depend on."""
+
+    SIZE = "batch"
+
+
+def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a function or method gives: an expression, or the shape of one."""
+    target, path = node.target, path_of(node)
+    if not _holds_value((args, kwargs)):
+        return _shape_arithmetic(node, args, kwargs)
+    if is_in_place_call(node):
+        require_own_memory(model, node)
+    if target in _ADD | _SUBTRACT | _MULTIPLY | _DIVIDE and not kwargs and len(args) == 2:
+        return _arithmetic(path, target, args[0], args[1])
+    if not args or not isinstance(args[0], Value) or _holds_value((args[1:], kwargs)):
+        raise _unsupported(node)
+    value, rest = args[0], args[1:]
+    if target in _FUNCTIONAL:
+        module = _module(node, rest, kwargs)
+        if is_in_place_module(module):
+            require_own_memory(model, node)
+        return lower_exactly(module, value, path)
+    if target in _PLAIN and not rest and not kwargs:
+        return value.activate(_PLAIN[target], path)
+    if target in _NEGATE and not rest and not kwargs:
+        return _negative(value)
+    return _rearranged(node, value, rest, kwargs)
+
+
+def _rearranged(node: fx.Node, value: Value, rest: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Lower what moves no number to another sample: copies, shapes, dropout in eval mode."""
+    target, path = node.target, path_of(node)
+    if target in ("contiguous", "clone", torch.clone):
+        return value
+    if target in (F.dropout, F.dropout2d):
+        return _dropout(path, value, *rest, **kwargs)
+    if target in (torch.flatten, "flatten"):
+        limits = dict(zip(("start_dim", "end_dim"), rest, strict=False)) | kwargs
+        return flatten(value, limits.get("start_dim", 0), limits.get("end_dim", -1), path)
+    if target in (torch.reshape, "view", "reshape") and not kwargs:
+        return _reshaped(value, rest, path)
+    if target == "size" or (target is getattr and rest == ["shape"]):
+        shape = (Batch.SIZE, *value.shape)
+        dim = None if target is getattr else (*rest, *kwargs.values(), None)[0]
+        if dim is None or -len(shape) <= dim < len(shape):
+            return shape if dim is None else shape[dim]
+    raise _unsupported(node)
+
+
+def _unsupported(node: fx.Node) -> UnsupportedModule:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return UnsupportedModule(
+        f"{path_of(node)}{_owner(node)}: {name} with these arguments is not supported. Use the modules and "
+        "functions that curvcert.trace lists, or register a rule for a module of your own with "
+        "curvcert.network.lower.register."
+    )
+
+
+def _owner(node: fx.Node) -> str:
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return f" (in a {stack[-1][1].__name__})" if stack else ""
+
+
+def _holds_value(argument: Any) -> bool:
+    if isinstance(argument, dict):
+        return _holds_value(tuple(argument.values()))
+    return isinstance(argument, Value) or (isinstance(argument, tuple | list) and any(map(_holds_value, argument)))
+
+
+def _shape_arithmetic(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Evaluate a node that depends on the shape of the input alone."""
+    if node.target not in _SHAPE_ARITHMETIC:
+        raise _unsupported(node)
+    try:
+        return node.target(*args, **kwargs)
+    except (TypeError, IndexError, ZeroDivisionError) as error:
+        raise UnsupportedModule(
+            f"{path_of(node)}: {error}. A forward pass may use x.shape, but not compute with the size of the batch."
+        ) from error
+
+
+def _module(node: fx.Node, rest: list[Any], kwargs: dict[str, Any]) -> nn.Module:
+    try:
+        return _FUNCTIONAL[node.target](*rest, **kwargs)
+    except CurvcertError:
+        raise
+    except Exception as error:
+        raise UnsupportedModule(f"{path_of(node)}: unexpected arguments ({error}).") from error
+
+
+def _dropout(path: str, value: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> Value:
+    if training and p != 0.0:
+        raise UnsupportedModule(
+            f"{path}: dropout with training=True is random in eval mode too. Pass training=self.training."
+        )
+    return value
+
+
+def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
+    if isinstance(left, Value) and isinstance(right, Value):
+        if target in _ADD:
+            return left.plus(right, path)
+        if target in _SUBTRACT:
+            return left.plus(_negative(right), path)
+        verb = "product" if target in _MULTIPLY else "quotient"
+        raise UnsupportedModule(f"{path}: a {verb} of two values that depend on the input is not supported. {_SHAPE}")
+    value, constant = (left, right) if isinstance(left, Value) else (right, left)
+    number = _as_constant(constant, value, path)
+    if target in _ADD:
+        return value.shift(number)
+    if target in _SUBTRACT:
+        return value.shift(-number) if value is left else _negative(value).shift(number)
+    if target in _MULTIPLY:
+        return scale_by(value, number)
+    if value is right:
+        raise UnsupportedModule(f"{path}: a division by a value that depends on the input is not supported. {_SHAPE}")
+    if not bool(torch.isfinite(1.0 / number).all()):
+        raise InvalidInput(f"{path}: a division by zero, or by a number too small for float64.")
+    return scale_by(value, 1.0 / number)
+
+
+def _as_constant(constant: Any, value: Value, path: str) -> Tensor:
+    if not isinstance(constant, int | float | Tensor) or (isinstance(constant, Tensor) and constant.is_complex()):
+        kind = constant.dtype if isinstance(constant, Tensor) else type(constant).__name__
+        raise UnsupportedModule(f"{path}: expected a constant real number or tensor, got {kind}.")
+    number = torch.as_tensor(constant, dtype=torch.float64).detach().to(value.device)
+    if not bool(torch.isfinite(number).all()):
+        raise InvalidInput(f"{path}: a constant is NaN or infinite.")
+    # A leading dimension of 1 stands for the batch.
+    if number.dim() == len(value.shape) + 1 and number.shape[0] == 1:
+        number = number[0]
+    try:
+        return number.expand(value.shape)
+    except RuntimeError:
+        raise UnsupportedModule(
+            f"{path}: a constant of shape {tuple(number.shape)} does not fit a value of shape {value.shape}. "
+            "Expand the value's shape with a layer, or shrink the constant."
+        ) from None
+
+
+def _negative(value: Value) -> Value:
+    return scale_by(value, torch.full(value.shape, -1.0, dtype=torch.float64))
+
+
+def _reshaped(value: Value, args: list[Any], path: str) -> Value:
+    sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple) else tuple(args)
+    keeps_batch = sizes[:1] in ((-1,), (Batch.SIZE,))
+    if not keeps_batch or not all(type(n) is int for n in sizes[1:]):
+        raise UnsupportedModule(f"{path}: reshape must keep the batch dimension first: x.view(x.size(0), ...).")
+    return reshape(value, sizes[1:], path)

@@ -1,0 +1,519 @@
+"""What is not recognised is refused, with the path, the type and the remedy; what changes is found out."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import curvcert
+from curvcert.activations import RELU, declare_activation, register_activation
+from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
+from curvcert.network import lower
+from curvcert.network.lowering import Value
+from tests.network.cases import Function, mlp
+
+VECTOR, IMAGE = (4,), (2, 6, 6)
+
+
+def refuse(model: nn.Module, shape: tuple[int, ...], error: type[CurvcertError], *says: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(error) as caught:
+        curvcert.trace(model.eval(), torch.randn(2, *shape))
+    for word in says:
+        assert word in str(caught.value)
+
+
+# Modules without a rule, with the words that the message must hold.
+UNKNOWN: dict[str, tuple[nn.Module, tuple[int, ...], tuple[str, ...]]] = {
+    "LayerNorm": (nn.LayerNorm(4), VECTOR, ("LayerNorm", "lower.register")),
+    "Softmax": (nn.Softmax(1), VECTOR, ("Softmax", "lower.register")),
+    "LSTM": (nn.LSTM(4, 3), (5, 4), ("LSTM", "lower.register")),
+    "ConvTranspose2d": (nn.ConvTranspose2d(2, 1, 3), IMAGE, ("ConvTranspose2d",)),
+    "PReLU": (nn.PReLU(), VECTOR, ("PReLU", "register_activation")),
+    "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("Threshold",)),
+    "Conv1d": (nn.Conv1d(2, 1, 3), (2, 8), ("Conv1d",)),
+    "MaxPool1d": (nn.MaxPool1d(2), (2, 8), ("MaxPool1d",)),
+    "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d(1), IMAGE, ("AdaptiveAvgPool2d",)),
+    "GroupNorm": (nn.GroupNorm(1, 2), IMAGE, ("GroupNorm",)),
+    "InstanceNorm2d": (nn.InstanceNorm2d(2), IMAGE, ("InstanceNorm2d",)),
+    "SyncBatchNorm": (nn.SyncBatchNorm(2), IMAGE, ("SyncBatchNorm",)),
+    "Embedding": (nn.Embedding(3, 2), VECTOR, ("Embedding",)),
+    "weight norm": (parametrizations.weight_norm(nn.Linear(4, 3)), VECTOR, ("ParametrizedLinear", "remove_param")),
+    "spectral norm": (parametrizations.spectral_norm(nn.Linear(4, 3)), VECTOR, ("ParametrizedLinear", "remove_param")),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_modules_are_named_with_their_path(name: str) -> None:
+    module, shape, says = UNKNOWN[name]
+    refuse(nn.Sequential(nn.Identity(), nn.Sequential(module)), shape, UnsupportedModule, "1.0", *says)
+
+
+def test_removed_parametrisations_are_accepted() -> None:
+    layer = parametrizations.weight_norm(nn.Linear(4, 3))
+    parametrize.remove_parametrizations(layer, "weight")
+    net = curvcert.trace(nn.Sequential(layer).eval(), torch.zeros(1, 4))
+    x = torch.randn(3, 4)
+    assert torch.allclose(net(x).float(), layer(x), atol=1e-6)
+
+
+class OtherForward(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 1e9, 0.0, super().forward(x))
+
+
+class OtherCall(nn.Tanh):
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.where(x > 1e9, 0.0, torch.tanh(x))
+
+
+class OtherActivation(nn.Tanh):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x).clamp(-0.999, 0.999)
+
+
+def _own_forward() -> nn.Module:
+    layer = nn.Tanh()
+    layer.forward = lambda x: torch.tanh(x).clamp(-0.999999, 0.999999)  # type: ignore[method-assign]
+    return nn.Sequential(layer)
+
+
+def _hooked(pre: bool, root: bool) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    part = model if root else model[1]
+    if pre:
+        part.register_forward_pre_hook(lambda m, args: (args[0].clamp(max=1e3),))
+    else:
+        part.register_forward_hook(lambda m, args, y: y.clamp(max=0.9999999))
+    return model
+
+
+def _pruned() -> nn.Module:
+    return nn.Sequential(prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.5))
+
+
+IMPOSTORS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "forward on the object": (_own_forward, "0: this Tanh"),
+    "subclass with its own __call__": (lambda: nn.Sequential(OtherCall()), "0: this OtherCall"),
+    "subclass of an activation": (lambda: nn.Sequential(OtherActivation()), "0.clamp"),
+    "subclass of Linear": (lambda: nn.Sequential(OtherForward(4, 3)), "0."),
+    "hook": (lambda: _hooked(pre=False, root=False), "1: Tanh has a forward hook"),
+    "pre-hook": (lambda: _hooked(pre=True, root=False), "1: Tanh has a forward hook"),
+    "hook on the root": (lambda: _hooked(pre=False, root=True), "Sequential: Sequential has a forward hook"),
+    "pre-hook on the root": (lambda: _hooked(pre=True, root=True), "forward hook"),
+    "old weight norm": (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3))), "remove"),
+    "old spectral norm": (lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3))), "remove"),
+    "pruned": (_pruned, "remove"),
+    "script": (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 3))), "TorchScript"),
+    "compiled": (lambda: torch.compile(nn.Sequential(nn.Linear(4, 3))), "torch.compile"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_modules_that_do_more_than_their_class_says(name: str) -> None:
+    make, says = IMPOSTORS[name]
+    refuse(make(), VECTOR, UnsupportedModule, says)
+
+
+def _aliased_view(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    v = u.view(-1, 4)
+    v.add_(1)
+    return torch.tanh(u)
+
+
+def _aliased_identity(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    return torch.relu(u) + m.in_place(m.identity(u))
+
+
+def _result_unused(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    u.mul_(2)
+    return torch.tanh(u)
+
+
+def _relu_with_skip(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    return m.in_place(u) + u
+
+
+def _functional_relu_with_skip(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    return F.relu(u, 1) + u  # type: ignore[arg-type]
+
+
+def _iadd_with_skip(m: Function, x: Tensor) -> Tensor:
+    u = m.a(x)
+    v = u
+    v += 1
+    return torch.relu(-u) + 0 * v
+
+
+def _overwrites_a_buffer(m: Function, x: Tensor) -> Tensor:
+    return torch.tanh(m.buffer.add_(x) + x)
+
+
+IN_PLACE = {
+    "inplace module with a skip": _relu_with_skip,
+    "inplace function with a skip": _functional_relu_with_skip,
+    "method whose result is not used": _result_unused,
+    "through a view": _aliased_view,
+    "through an identity": _aliased_identity,
+    "+= with a skip": _iadd_with_skip,
+    "of a buffer": _overwrites_a_buffer,
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_operations_on_what_is_used_again(name: str) -> None:
+    parts = {"a": nn.Linear(4, 4), "in_place": nn.ReLU(inplace=True), "identity": nn.Identity()}
+    # Far from the kink, where samples cannot tell the difference.
+    nn.init.constant_(parts["a"].bias, 1e6)
+    refuse(Function(IN_PLACE[name], **parts, buffer=torch.zeros(4)), VECTOR, UnsupportedModule)
+
+
+def _branching(m: Function, x: Tensor) -> Tensor:
+    return torch.tanh(x) if x.sum() > 1e9 else x
+
+
+def _loop(m: Function, x: Tensor) -> Tensor:
+    for row in x:
+        x = x + row
+    return x
+
+
+GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
+    "skip around two activations": (lambda m, x: x + torch.tanh(m.a(torch.tanh(m.b(x)))), "more than one activation"),
+    "skip around a block": (lambda m, x: x + (lambda h: h + torch.tanh(m.a(h)))(m.b(x).sigmoid()), "activation"),
+    "sum of two branches": (lambda m, x: torch.tanh(m.a(x)) + torch.tanh(m.b(x)), "two branches"),
+    "product": (lambda m, x: x * torch.sigmoid(m.a(x)), "a product of two values"),
+    "square": (lambda m, x: x * x, "a product of two values"),
+    "quotient": (lambda m, x: x / m.a(x), "a quotient of two values"),
+    "division by a value": (lambda m, x: 1 / (x + 3), "division by a value"),
+    "power": (lambda m, x: x**2, "pow"),
+    "mean": (lambda m, x: x.mean(1, keepdim=True), "mean"),
+    "batch mean": (lambda m, x: x - x.mean(0), "mean"),
+    "sum": (lambda m, x: torch.sum(x, 1), "sum"),
+    "clamp": (lambda m, x: x.clamp(-100, 100), "clamp"),
+    "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
+    "index": (lambda m, x: x[:, :2], "getitem"),
+    "concatenation": (lambda m, x: torch.cat([x, x], 1), "cat"),
+    "stack": (lambda m, x: torch.stack((x, x), dim=1), "stack"),
+    "transpose": (lambda m, x: x.view(-1, 2, 2).transpose(1, 2), "transpose"),
+    "matmul": (lambda m, x: x @ m.a.weight, "matmul"),
+    "cast": (lambda m, x: x.float(), "float"),
+    "softmax": (lambda m, x: F.softmax(x, 1), "softmax"),
+    "abs": (lambda m, x: abs(x), "abs"),
+    "sum with a factor": (lambda m, x: torch.add(x, x, alpha=2), "add"),
+    "rounded division": (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "div"),
+    "out argument": (lambda m, x: torch.sin(x, out=m.buffer), "sin"),
+    "dropout in eval": (lambda m, x: F.dropout(x, 1e-9), "training=self.training"),
+    "dropout by position": (lambda m, x: F.dropout(x, 1e-9, True), "training=self.training"),
+    "random shape": (lambda m, x: x + torch.rand(x.shape[1]), "rand"),
+    "computing with the batch": (lambda m, x: x / (x.shape[0] + 1), "size of the batch"),
+    "scaling by the batch": (lambda m, x: x / x.shape[0], "constant real number"),
+    "flatten everything": (lambda m, x: x.flatten(), "flatten(x, 1)"),
+    "flatten the batch": (lambda m, x: torch.flatten(x, end_dim=1), "flatten(x, 1)"),
+    "view that drops the batch": (lambda m, x: x.view(-1), "cannot reshape"),
+    "view that mixes samples": (lambda m, x: x.view(-1, 2), "cannot reshape"),
+    "view of a fixed batch": (lambda m, x: x.view(2, 4), "keep the batch"),
+    "view with the batch last": (lambda m, x: x.view(4, x.shape[0]), "keep the batch"),
+    "view in two unknowns": (lambda m, x: x.view(x.size(0), -1, -1), "cannot reshape"),
+    "view with a zero": (lambda m, x: x.view(x.size(0), 0, -1), "cannot reshape"),
+    "size out of range": (lambda m, x: x / x.size(7), "size"),
+    "constant too large": (lambda m, x: x + torch.ones(3, 1, 4), "does not fit"),
+    "constant for each sample": (lambda m, x: x + torch.ones(2, 4), "does not fit"),
+    "sum of shapes": (lambda m, x: x + m.c(x), "a sum of shapes"),
+    "complex constant": (lambda m, x: x * 1j, "constant real number"),
+    "complex tensor": (lambda m, x: x * torch.tensor(1j), "constant real number"),
+    "NaN constant": (lambda m, x: x * float("nan"), "NaN"),
+    "division by zero": (lambda m, x: x / 0.0, "division by zero"),
+    "tuple output": (lambda m, x: (x, m.a(x)), "one tensor"),
+    "dict output": (lambda m, x: {"y": x}, "one tensor"),
+    "no output": (lambda m, x: None, "one tensor"),
+    "constant output": (lambda m, x: m.a.weight, "one tensor"),
+    "shape output": (lambda m, x: x.shape, "one tensor"),
+    "module on a constant": (lambda m, x: m.a(m.buffer) + x, ""),
+    "branch on the input": (_branching, "cannot be recorded"),
+    "loop over the batch": (_loop, "cannot be recorded"),
+    "length of the batch": (lambda m, x: x.view(len(x), -1), "cannot be recorded"),
+    "error inside": (lambda m, x: m.missing(x), "cannot be recorded"),
+    "beta from the input": (lambda m, x: F.softplus(x, beta=x), "softplus"),
+    "wrong argument": (lambda m, x: F.hardtanh(x, 1.0, -1.0), "hardtanh"),
+    "softplus that jumps": (lambda m, x: F.softplus(x, 1, 1.0), "threshold of 20"),
+    "trilu": (lambda m, x: torch.tril(x), "tril"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_that_are_no_block(name: str) -> None:
+    forward, says = GRAPHS[name]
+    model = Function(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 1), buffer=torch.zeros(4))
+    with pytest.raises((UnsupportedModule, InvalidInput)) as caught:
+        curvcert.trace(model.eval(), torch.randn(2, 4))
+    assert says in str(caught.value)
+
+
+def test_a_call_inside_a_submodule_is_named_with_its_path() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: x.abs()))
+    refuse(nn.Sequential(nn.Identity(), inner), VECTOR, UnsupportedModule, "1.1.abs", "(in a Function)")
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class StarInputs(nn.Module):
+    def forward(self, *x: Tensor) -> Tensor:
+        return x[0]
+
+
+@pytest.mark.parametrize("model", [TwoInputs(), StarInputs()], ids=["two", "star"])
+def test_several_inputs(model: nn.Module) -> None:
+    refuse(model, VECTOR, UnsupportedModule, type(model).__name__, "only one tensor is supported")
+
+
+def test_a_module_called_with_two_arguments() -> None:
+    refuse(Function(lambda m, x: m.a(x, x), a=nn.Bilinear(4, 4, 3)), VECTOR, UnsupportedModule, "a: Bilinear", "2 arg")
+
+
+OPTIONS: dict[str, tuple[nn.Module, tuple[int, ...], type[CurvcertError], str]] = {
+    "ceil mode": (nn.AvgPool2d(2, ceil_mode=True), IMAGE, UnsupportedModule, "defaults"),
+    "divisor": (nn.AvgPool2d(2, divisor_override=3), IMAGE, UnsupportedModule, "defaults"),
+    "uncounted padding": (nn.AvgPool2d(2, padding=1, count_include_pad=False), IMAGE, UnsupportedModule, "defaults"),
+    "max ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, UnsupportedModule, "defaults"),
+    "max dilation": (nn.MaxPool2d(2, dilation=2), IMAGE, UnsupportedModule, "defaults"),
+    "max indices": (nn.MaxPool2d(2, return_indices=True), IMAGE, UnsupportedModule, "defaults"),
+    "max pooling of vectors": (nn.MaxPool2d(2), (6, 6), InvalidInput, "batch dimension"),
+    "average pooling of vectors": (nn.AvgPool2d(2), (6, 6), InvalidInput, "batch dimension"),
+    "max pool too large": (nn.MaxPool2d(7), IMAGE, InvalidInput, "does not fit"),
+    "average pool too large": (nn.AvgPool2d(7), IMAGE, InvalidInput, "does not fit"),
+    "max padding": (nn.MaxPool2d(2, padding=2), IMAGE, InvalidInput, "The module itself fails"),
+    "reflect": (nn.Conv2d(2, 1, 3, padding=1, padding_mode="reflect"), IMAGE, UnsupportedModule, "zeros or circular"),
+    "replicate": (nn.Conv2d(2, 1, 3, padding=1, padding_mode="replicate"), IMAGE, UnsupportedModule, "circular"),
+    "no statistics": (nn.BatchNorm2d(2, track_running_stats=False), IMAGE, UnsupportedModule, "track_running_stats"),
+    "batch norm features": (nn.BatchNorm1d(1), VECTOR, InvalidInput, "expects 1 channels"),
+    "batch norm dimensions": (nn.BatchNorm2d(4), VECTOR, InvalidInput, "got shape (4,)"),
+    "batch norm 1d on images": (nn.BatchNorm1d(2), IMAGE, InvalidInput, "got shape (2, 6, 6)"),
+    "linear features": (nn.Linear(5, 2), VECTOR, InvalidInput, "expects 5 features"),
+    "linear on images": (nn.Linear(6, 2), IMAGE, UnsupportedModule, "Flatten first"),
+    "conv channels": (nn.Conv2d(3, 1, 3), IMAGE, InvalidInput, "(3, height, width)"),
+    "conv on a vector": (nn.Conv2d(3, 1, 3), VECTOR, InvalidInput, "batch dimension"),
+    "conv too large": (nn.Conv2d(2, 1, 7), IMAGE, InvalidInput, "does not fit"),
+    "flatten the batch": (nn.Flatten(0), IMAGE, UnsupportedModule, "Keep the batch"),
+    "unflatten the batch": (nn.Unflatten(0, (1, 2)), VECTOR, UnsupportedModule, "dimension 1"),
+    "unflatten wrongly": (nn.Unflatten(1, (3, 2)), VECTOR, InvalidInput, "cannot reshape"),
+    "softplus threshold": (nn.Softplus(threshold=1.0), VECTOR, UnsupportedModule, "threshold of 20"),
+    "lazy": (nn.LazyLinear(3), VECTOR, InvalidInput, "no values yet"),
+    "meta": (nn.Linear(4, 3, device="meta"), VECTOR, InvalidInput, "no values yet"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_and_shapes(name: str) -> None:
+    module, shape, error, says = OPTIONS[name]
+    refuse(nn.Sequential(nn.Identity(), module), shape, error, says)
+
+
+def test_train_mode_names_the_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Dropout())).eval()
+    model[1][0].train()
+    with pytest.raises(InvalidInput, match=r"1\.0 is in train mode.*model\.eval\(\)"):
+        curvcert.trace(model, torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["weight", "bias", "running_var", "buffer"])
+def test_weights_that_are_not_finite(where: str, value: float) -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 3), nn.BatchNorm1d(3), Function(lambda m, x: x + m.buffer, buffer=torch.zeros(3))
+    )
+    with torch.no_grad():
+        next(t for name, t in model.state_dict().items() if name.endswith(where))[0] = value
+    refuse(model, VECTOR, InvalidInput, where, "NaN or infinity")
+
+
+def test_complex_weights() -> None:
+    refuse(nn.Linear(4, 3, dtype=torch.complex64), VECTOR, InvalidInput, "weight is complex", "real networks")
+
+
+EXAMPLES: dict[str, tuple[object, str]] = {
+    "no tensor": ([[1.0]], "batch dimension"),
+    "no batch": (torch.zeros(4), r"x\[None\]"),
+    "empty batch": (torch.zeros(0, 4), "empty batch"),
+    "no features": (torch.zeros(2, 0), "empty batch"),
+    "integers": (torch.zeros(1, 4, dtype=torch.int64), r"x\.float\(\)"),
+    "booleans": (torch.zeros(1, 4, dtype=torch.bool), "floating-point"),
+    "complex": (torch.zeros(1, 4, dtype=torch.complex64), "floating-point"),
+    "NaN": (torch.full((1, 4), float("nan")), "finite"),
+    "no values": (torch.zeros(1, 4, device="meta"), "without values"),
+    "too many features": (torch.zeros(1, 5), "expects 4 features"),
+    "an image": (torch.zeros(1, 1, 2, 2), "expects 4 features"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_bad_examples(name: str) -> None:
+    example, says = EXAMPLES[name]
+    with pytest.raises(InvalidInput, match=says):
+        curvcert.trace(mlp(nn.Tanh()).eval(), example)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in ("no batch", "no values", "too many features")])
+def test_bad_batches(name: str) -> None:
+    net = curvcert.trace(mlp(nn.Tanh()).eval(), torch.zeros(1, 4))
+    with pytest.raises(InvalidInput, match="Expected"):
+        net(EXAMPLES[name][0])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="Expected"):
+        net.jacobian(EXAMPLES[name][0])  # type: ignore[arg-type]
+
+
+def test_not_a_module() -> None:
+    with pytest.raises(InvalidInput, match=r"expects an nn\.Module, got function"):
+        curvcert.trace(lambda x: x, torch.zeros(1, 4))  # type: ignore[arg-type]
+
+
+def _random_now_and_then(m: Function, x: Tensor) -> Tensor:
+    return x + 1e-3 * torch.rand(4)
+
+
+def _counts_in_python(m: Function, x: Tensor) -> Tensor:
+    m.calls += 1
+    return torch.tanh(x)
+
+
+def _counts_in_a_buffer(m: Function, x: Tensor) -> Tensor:
+    m.buffer += 1
+    return torch.tanh(x)
+
+
+def _counts_behind_autograd(m: Function, x: Tensor) -> Tensor:
+    m.buffer.data.add_(1)
+    return torch.tanh(x)
+
+
+def _moving_average(m: Function, x: Tensor) -> Tensor:
+    m.buffer.mul_(0.9).add_(0.1)
+    return torch.tanh(x - m.buffer)
+
+
+def _new_attribute(m: Function, x: Tensor) -> Tensor:
+    m.last = random.random()
+    return torch.tanh(x)
+
+
+CHANGING = [
+    _random_now_and_then,
+    _counts_in_python,
+    _counts_in_a_buffer,
+    _counts_behind_autograd,
+    _moving_average,
+    _new_attribute,
+]
+
+
+@pytest.mark.parametrize("forward", CHANGING, ids=lambda f: f.__name__)
+def test_modules_that_change_from_call_to_call(forward: Callable[[Function, Tensor], Tensor]) -> None:
+    model = Function(forward, buffer=torch.zeros(4), calls=0).eval()
+    state = torch.get_rng_state()
+    with pytest.raises(SoundnessError, match=r"changes from call to call.*Remove its randomness or state"):
+        curvcert.trace(model, torch.zeros(1, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(model.buffer, torch.zeros(4))
+    assert model.calls == 0
+
+
+class SecretlyInPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu_()
+
+
+register_activation(SecretlyInPlace, RELU)
+
+
+def test_a_registered_module_that_overwrites_its_input_without_saying_so() -> None:
+    layer = nn.Linear(4, 4)
+    nn.init.constant_(layer.bias, 1e6)
+    alone = Function(lambda m, x: m.phi(m.a(x)), a=layer, phi=SecretlyInPlace()).eval()
+    assert curvcert.trace(alone, torch.zeros(1, 4)).out_shape == (4,)
+    skip = Function(lambda m, x: (lambda u: u + m.phi(u))(m.a(x)), a=layer, phi=SecretlyInPlace())
+    refuse(skip, VECTOR, UnsupportedModule, "phi: an in-place operation")
+
+
+class Liar(nn.Module):
+    """Its rule says that it is the identity; it is not, far away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.abs() > 50, 2 * x, x)
+
+
+@lower.register(Liar)
+def _(module: Liar, value: Value, path: str) -> Value:
+    return value
+
+
+def test_a_wrong_rule_is_found_out_far_from_the_example() -> None:
+    refuse(nn.Sequential(Liar()), VECTOR, SoundnessError, "differ by")
+
+
+def test_a_wrong_rule_is_found_out_when_outputs_are_tiny() -> None:
+    model = nn.Sequential(Liar(), nn.Linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-12)
+        model[1].bias.zero_()
+    refuse(model, VECTOR, SoundnessError, "differ by")
+
+
+class Cosine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cos(x)
+
+
+register_activation(Cosine, declare_activation("cosine", torch.cos, lambda z: -torch.sin(z), (-1.0, 1.0)))
+
+
+def test_a_declared_activation_is_traced_with_its_assumptions() -> None:
+    net = curvcert.trace(mlp(Cosine()).eval(), torch.zeros(1, 4))
+    assert len(net.assumes) == 1
+    assert "'cosine'" in net.assumes[0]
+    with pytest.raises(CurvcertError, match="without a curvature range"):
+        net.require_smooth()
+
+
+def test_a_module_that_cannot_be_copied() -> None:
+    model = Function(lambda m, x: torch.tanh(x * m.scale), weight=nn.Parameter(torch.ones(4)))
+    model.__dict__["scale"] = model.weight * 2
+    refuse(model, VECTOR, UnsupportedModule, "cannot be copied", "buffer")
+
+
+def test_network_arguments() -> None:
+    net = curvcert.trace(mlp(nn.Tanh()).eval(), torch.zeros(1, 4))
+    for k in (0, 3, -1):
+        with pytest.raises(InvalidInput, match="A prefix has 1 to 2 blocks"):
+            net.prefix(k)
+    for i in (3, -4):
+        with pytest.raises(InvalidInput, match="has 3 outputs"):
+            net.logit(i)
+    with pytest.raises(InvalidInput, match="has 3 outputs"):
+        net.difference(0, 3)
+    for rows in (torch.zeros(3), torch.zeros(1, 4), torch.full((1, 3), float("nan")), torch.zeros(1, 3) + 1j):
+        with pytest.raises(InvalidInput, match="read-out"):
+            net.read_out(rows)
+    with pytest.raises(InvalidInput, match="at least two outputs"):
+        net.logit(0).all_differences()
+
+
+def test_a_read_out_does_not_share_memory_with_its_rows() -> None:
+    net, rows = curvcert.trace(mlp(nn.Tanh()).eval(), torch.zeros(1, 4)), torch.ones(1, 3, dtype=torch.float64)
+    read = net.read_out(rows)
+    before = read(torch.ones(1, 4))
+    rows.zero_()
+    assert torch.equal(read(torch.ones(1, 4)), before)
