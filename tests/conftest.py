@@ -7,6 +7,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# The tests' matrices are small: one thread is faster than two, and far steadier on a busy machine.
+torch.set_num_threads(1)
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")

@@ -4,21 +4,27 @@ A number called a `Bound` is a bound: an upper bound with its rounding accounted
 near the truth is an `Estimate`, another type, which nothing that certifies accepts.
 """
 
+from curvcert import attacks, nn
 from curvcert._version import __version__
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
+from curvcert.certificates import Certificate, certify
 from curvcert.network import Network, trace
 
 __all__ = [
     "Anchor",
     "Ball",
     "Bound",
+    "Certificate",
     "Estimate",
     "Global",
     "Network",
     "__version__",
+    "attacks",
+    "certify",
     "curvature",
     "lipschitz",
+    "nn",
     "trace",
 ]

@@ -17,7 +17,13 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Global
 from curvcert.certificates.attack_radius import Box, attack_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
-from curvcert.certificates.constants import PairConstants, global_constants, require_method
+from curvcert.certificates.constants import (
+    PairConstants,
+    global_constants,
+    pair_deviations,
+    pair_table,
+    require_method,
+)
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import (
     combined_radius,
@@ -45,6 +51,7 @@ class Request:
     box: Box | None
     epsilons: tuple[float, ...]
     constants: PairConstants
+    deviations: Tensor
     pairs: Problem
 
 
@@ -99,9 +106,7 @@ def certify(
     return concatenate(parts)
 
 
-def _validated(
-    network: Network, p: float, method: str, box: Box | None, epsilons: Sequence[float] | None
-) -> Request:
+def _validated(network: Network, p: float, method: str, box: Box | None, epsilons: Sequence[float] | None) -> Request:
     if not isinstance(network, Network):
         raise InvalidInput(
             f"certify expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example)."
@@ -117,7 +122,8 @@ def _validated(
     p = validate_p(p)
     constants = global_constants(network, p, method)
     pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
-    return Request(network, p, method, box, wanted, constants, pairs)
+    deviations = pair_table(pair_deviations(pairs), network)
+    return Request(network, p, method, box, wanted, constants, deviations, pairs)
 
 
 def _batches(
@@ -171,12 +177,11 @@ def _within_memory(request: Request, x: Tensor, y: Tensor | None) -> list[Certif
 @torch.no_grad()
 def _certify_batch(request: Request, x: Tensor, y: Tensor | None) -> Certificate:
     inside = _inside(request.box, x)
-    points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, keep_gradients=True)
+    points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, request.deviations)
     L, K = request.constants.L[points.label], request.constants.K[points.label]
     L_name, K_name = request.constants.names
     radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
     labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
-    notes = list(request.constants.notes)
     undecided = _undecided(request, points, radii)
     if request.method in ("auto", "anchored") and K_name and bool(undecided.any()):
         K = _with_anchored(request, x, points, K, undecided)
@@ -188,7 +193,7 @@ def _certify_batch(request: Request, x: Tensor, y: Tensor | None) -> Certificate
         request.network, x, points, torch.where(K.isnan(), torch.inf, K), request.p, request.box
     )
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
-    return _assembled(request, x, points, radii, labels, (attack, witness), (L, K), tuple(notes))
+    return _assembled(request, points, radii, labels, (attack, witness), K, request.constants.notes)
 
 
 def _pair_radii(points: Pointwise, L: Tensor, K: Tensor) -> dict[str, Tensor]:
@@ -207,7 +212,9 @@ def _undecided(request: Request, points: Pointwise, radii: dict[str, Tensor]) ->
     """Tell which samples an expensive bound could still serve: all the correct ones, unless radii are given."""
     if not request.epsilons or request.method != "auto":
         return points.correct
-    best = torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()]).amax(dim=0).amin(dim=1)
+    best = (
+        torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()]).amax(dim=0).amin(dim=1)
+    )
     ceiling = (points.margin / points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
     useful = torch.zeros_like(points.correct)
     for eps in request.epsilons:
@@ -245,18 +252,19 @@ def _inside(box: Box | None, x: Tensor) -> Tensor:
                 stacklevel=4,
             )
         else:
-            raise InvalidInput(f"Inputs lie in [{lowest:g}, {highest:g}], outside the box {box}. Widen it or scale them.")
+            raise InvalidInput(
+                f"Inputs lie in [{lowest:g}, {highest:g}], outside the box {box}. Widen it or scale them."
+            )
     return inside
 
 
 def _assembled(
     request: Request,
-    x: Tensor,
     points: Pointwise,
     radii: dict[str, Tensor],
     labels: dict[str, str],
     attack: tuple[Tensor, Tensor],
-    constants: tuple[Tensor, Tensor],
+    K: Tensor,
     notes: tuple[str, ...],
 ) -> Certificate:
     names = list(radii)
@@ -266,7 +274,6 @@ def _assembled(
     radius = torch.where(points.correct, radius, 0.0)
     winner = stacked.argmax(dim=0).gather(1, weakest[:, None]).squeeze(1)
     shortest = radii["lipschitz"].amin(dim=1) if "lipschitz" in radii else torch.full_like(radius, torch.nan)
-    (L, K), columns = constants, points.label[:, None]
     wins = curvature_beats_lipschitz(points.margin, points.gradient_norm, K, shortest[:, None])
     return Certificate(
         label=points.label,
@@ -280,7 +287,7 @@ def _assembled(
         attack_radius=attack[0],
         witness=attack[1],
         margin=points.margin.amin(dim=1),
-        curvature_wins=wins.scatter(1, columns, True).all(dim=1) & points.correct,
+        curvature_wins=wins.scatter(1, points.label[:, None], True).all(dim=1) & points.correct,
         p=request.p,
         assumes=request.network.assumes,
         notes=notes,

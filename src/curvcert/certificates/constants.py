@@ -1,15 +1,19 @@
 """The constants that certificates rest on, for all pairs of classes at once."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
+from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import CURVATURE_METHODS, curvature
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
-from curvcert.network import Network
+from curvcert.network import Affine, Block, Network
+from curvcert.rounding import gamma, inflate
 
 GLOBAL_LIPSCHITZ = ("product", "liplt", "lipsdp-recursion")
 GLOBAL_CURVATURE = ("compositional", "unrolled", "crc")
@@ -27,16 +31,16 @@ class PairConstants:
 
 def global_constants(network: Network, p: float, method: str) -> PairConstants:
     """Compute the tables that a method of `certify` needs."""
-    L = K = _table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
+    L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
     L_name = K_name = ""
     notes: list[str] = []
     if method in ("auto", "lipschitz", *GLOBAL_LIPSCHITZ):
         bound = lipschitz(network, p, method=method if method in LIPSCHITZ_METHODS else "auto", pair="all")
-        L, L_name = _table(bound.value, network), bound.method
+        L, L_name = pair_table(bound.value, network), bound.method
     if method in ("auto", "anchored", *GLOBAL_CURVATURE):
         try:
             bound = curvature(network, p, method=method if method in GLOBAL_CURVATURE else "auto", pair="all")
-            K, K_name = _table(bound.value, network), bound.method
+            K, K_name = pair_table(bound.value, network), bound.method
         except (UnsupportedActivation, UnsupportedModule) as error:
             if method != "auto":
                 raise
@@ -44,11 +48,38 @@ def global_constants(network: Network, p: float, method: str) -> PairConstants:
     return PairConstants(L, K, (L_name, K_name), tuple(notes))
 
 
+def pair_deviations(pairs: Problem) -> Tensor:
+    r"""Bound, for every pair of classes, how far the module's real function may be from the network's.
+
+    torch's Softplus turns linear beyond a threshold, where it jumps by about 2e-9: every neuron of layer k may be off
+    by d_k, which moves f_i - f_j by at most :math:`\sum_k \gamma_k \sqrt{n_k} d_k`, :math:`\gamma_k` a bound
+    on its gradient
+    with respect to those neurons.  Certificates take this off the margin.
+    """
+    network = pairs.network
+    total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
+    deviations = [block.activation.deviation if isinstance(block, Block) else 0.0 for block in network.blocks]
+    if not any(deviations):
+        return total
+    if not all(isinstance(block, Block | Affine) for block in network.blocks):
+        raise UnsupportedModule(
+            "A Softplus with torch's threshold beside max-pooling is not covered. Use curvcert.nn.CentredSoftplus, "
+            "which has no threshold, or average pooling."
+        )
+    sizes = gradient_sizes(replace(pairs, p=2.0, q=2.0), pairs.norms)
+    for block, size, deviation in zip(network.blocks, sizes, deviations, strict=True):
+        if isinstance(block, Block) and size is not None:
+            total = total + size * math.sqrt(block.W.out_size) * deviation
+    return inflate(total, gamma(8 * len(deviations) + 8))
+
+
 def require_method(method: str) -> None:
     """Raise unless the method is one that `certify` knows."""
     known = ("auto", "lipschitz", "anchored", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
     if method not in known:
-        extra = " (a bound over a ball needs its radius: not a method of certify)" if method in CURVATURE_METHODS else ""
+        extra = (
+            " (a bound over a ball needs its radius: not a method of certify)" if method in CURVATURE_METHODS else ""
+        )
         raise InvalidInput(f"Unknown method {method!r}{extra}. Choose one of: {', '.join(known)}.")
 
 
@@ -56,7 +87,7 @@ def _pairs(network: Network) -> int:
     return network.outputs * (network.outputs - 1) // 2
 
 
-def _table(values: Tensor, network: Network) -> Tensor:
+def pair_table(values: Tensor, network: Network) -> Tensor:
     """Return one value a pair as a symmetric table with zeros on its diagonal."""
     n = network.outputs
     table = torch.zeros(n, n, dtype=torch.float64, device=values.device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
+from curvcert.bounds.lipschitz.drift import Reached, carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.network import Network
@@ -19,7 +19,7 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of
 class Pointwise:
     """For each sample and class i: the margin f_y - f_i, rounded down, and ||grad (f_i - f_y)||, rounded up.
 
-    `gradient` holds the computed gradients of f_i - f_y where witnesses are wanted.
+    `gradient` holds the computed gradients of f_i - f_y, None where there are none.
     """
 
     logits: Tensor
@@ -31,9 +31,12 @@ class Pointwise:
 
 
 def evaluate_points(
-    network: Network, x: Tensor, y: Tensor | None, p: float, norms: NormBounds, keep_gradients: bool
+    network: Network, x: Tensor, y: Tensor | None, p: float, norms: NormBounds, deviations: Tensor
 ) -> Pointwise:
-    """Evaluate a batch: one forward pass, and one Jacobian for all pairs of classes."""
+    """Evaluate a batch: one forward pass, and one Jacobian for all pairs of classes.
+
+    `deviations` is what each pair's margin loses for the module's own departure from the network.
+    """
     problem = Problem(network, p, p, Global(), scalars=True, norms=norms)
     evaluation = evaluate_with_error(network, x, norms)
     last = evaluation.states[-1]
@@ -41,16 +44,16 @@ def evaluate_points(
     label = logits.argmax(dim=1) if y is None else y
     own, own_error = logits.gather(1, label[:, None]), error.gather(1, label[:, None])
     gap = own - logits
-    margin = gap - inflate(own_error + error + 2 * UNIT_ROUNDOFF * gap.abs(), gamma(4))
+    lost = own_error + error + 2 * UNIT_ROUNDOFF * gap.abs() + deviations[label]
+    margin = gap - inflate(lost, gamma(4))
     margin = margin.scatter(1, label[:, None], torch.inf)
     correct = margin.amin(dim=1) > 0
-    norm, gradient = _gradient_norms(problem, carry_point(problem, evaluation), label, keep_gradients)
+    norm, gradient = _gradient_norms(problem, carry_point(problem, evaluation), label)
     return Pointwise(logits, label, correct, margin, norm, gradient)
 
 
-def _gradient_norms(
-    problem: Problem, reached: list, label: Tensor, keep: bool  # type: ignore[type-arg]
-) -> tuple[Tensor, Tensor | None]:
+def _gradient_norms(problem: Problem, reached: list[Reached], label: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return ||grad (f_i - f_y)||, inf without a derivative, and the gradients themselves."""
     covectors = carry_gradients(problem, reached)
     if covectors is None:
         shape = (len(label), problem.network.outputs)
@@ -61,4 +64,4 @@ def _gradient_norms(
     difference = rows - own
     norm = norm_upper_bound_of_vectors(difference, conjugate(problem.p), 2)
     norm = inflate(norm * (1 + 4 * UNIT_ROUNDOFF) + drift + own_drift, gamma(8))
-    return norm.scatter(1, label[:, None], 0.0), difference if keep else None
+    return norm.scatter(1, label[:, None], 0.0), difference

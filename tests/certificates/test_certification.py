@@ -1,0 +1,247 @@
+"""certify: no radius exceeds an adversarial distance; every witness replays; bad input is answered clearly."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from curvcert.attacks import pgd
+from curvcert.certificates import Certificate, certify
+from curvcert.certificates.attack_radius import replays
+from curvcert.errors import InvalidInput, UnsupportedActivation
+from curvcert.network import trace
+from curvcert.nn import CentredSoftplus
+from curvcert.norms import vector_norm
+from tests.certificates.cases import blobs, digits, digits_network, planar
+
+NORMS = [1.0, 2.0, math.inf]
+METHODS = ["auto", "lipschitz", "anchored", "product", "liplt", "compositional", "unrolled"]
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.GELU, nn.Softsign, nn.ELU])
+def test_no_radius_exceeds_an_adversarial_distance(p: float, activation: type[nn.Module]) -> None:
+    network = planar(activation)
+    x, y = blobs(seed=1)
+    cert = certify(network, x, y, p=p)
+    ball = (0.999 * cert.radius).clamp(max=1e3)
+    attack = pgd(network, x.double(), y, ball, p=p, steps=40, restarts=3)
+    assert not bool((attack.broken & cert.correct).any())
+    assert bool((cert.radius <= cert.attack_radius).all())
+    assert bool((cert.radius[cert.correct] > 0).all())
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_sound_and_auto_is_the_best(p: float, method: str) -> None:
+    network, _ = digits_network()
+    x, y = digits(12)
+    cert, best = certify(network, x, y, p=p, method=method), certify(network, x, y, p=p)
+    attack = pgd(network, x, y, 0.999 * cert.radius, p=p, steps=30, restarts=2)
+    assert not bool((attack.broken & cert.correct).any())
+    assert bool((cert.radius <= best.radius * (1 + 1e-9)).all())
+    assert len(cert.method) == 12
+
+
+def test_the_interval_closes_in_one_dimension() -> None:
+    """f_0 - f_1 = 2 tanh(x): the boundary is at 0, so the true radius is |x|."""
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Tanh()).eval()
+    nn.init.constant_(model[0].weight[0], 1.0)
+    nn.init.constant_(model[0].weight[1], -1.0)
+    x = torch.tensor([[0.01], [-0.02], [0.3]])
+    cert = certify(trace(model, x[:1]), x)
+    assert bool((cert.radius <= x.abs().double().flatten()).all())
+    assert bool((cert.radius[:2] >= 0.98 * x[:2].abs().double().flatten()).all())
+    assert bool((cert.attack_radius[:2] >= x[:2].abs().double().flatten()).all())
+    assert bool((cert.attack_radius[:2] <= 1.05 * x[:2].abs().double().flatten()).all())
+
+
+class TestWitnesses:
+    def certificate(self, box: tuple[float, float] | None = None) -> tuple[Certificate, torch.Tensor]:
+        x = blobs(400, seed=3)[0].double()
+        return certify(planar(), x, box=box), x
+
+    def test_there_are_some_and_all_of_them_replay(self) -> None:
+        cert, _ = self.certificate()
+        found = cert.attack_radius.isfinite() & cert.correct
+        assert int(found.sum()) >= 1
+        assert bool(replays(planar(), cert.witness[found], cert.label[found]).all())
+        assert bool(cert.witness[~found & cert.correct].isnan().all())
+
+    def test_the_attack_radius_is_their_distance(self) -> None:
+        cert, x = self.certificate()
+        found = cert.attack_radius.isfinite() & cert.correct
+        distance = vector_norm((cert.witness - x)[found], 2, dim=1)
+        torch.testing.assert_close(cert.attack_radius[found], distance, rtol=1e-12, atol=0)
+
+    def test_a_box_keeps_them_inside(self) -> None:
+        cert, _ = self.certificate(box=(0.0, 1.0))
+        found = cert.attack_radius.isfinite() & cert.correct
+        assert bool(((cert.witness[found] >= 0) & (cert.witness[found] <= 1)).all())
+        free, _ = self.certificate()
+        torch.testing.assert_close(cert.radius, free.radius, rtol=0, atol=0)  # the box limits witnesses only
+
+    def test_they_replay_in_the_models_own_arithmetic(self) -> None:
+        network, model = digits_network()
+        x, _ = digits(360)
+        cert = certify(network, x)
+        found = cert.attack_radius.isfinite() & cert.correct
+        if bool(found.any()):
+            with torch.no_grad():
+                classes = model(cert.witness[found].float()).argmax(dim=1)
+            assert bool((classes != cert.label[found]).all())
+
+
+class TestSummaries:
+    def test_fractions_are_of_all_samples(self) -> None:
+        network, _ = digits_network()
+        x, y = digits()
+        wrong = (y + 1) % 10
+        cert = certify(network, torch.cat([x, x]), torch.cat([y, wrong]))
+        assert cert.certified_accuracy(0.0) <= 0.5 + 1e-9
+        eps = float(cert.radius.max())
+        assert 0 < cert.certified_accuracy(eps) < cert.certified_accuracy(0.0)
+        assert math.isclose(cert.gap(eps), cert.attacked_accuracy(eps) - cert.certified_accuracy(eps))
+        assert cert.interval().shape == (80, 2)
+        assert "samples" in repr(cert)
+        assert "<table>" in cert._repr_html_()
+
+    def test_misclassified_samples_are_stated_not_dropped(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(5)
+        cert = certify(network, x, (y + 1) % 10)
+        assert len(cert) == 5
+        assert not bool(cert.correct.any())
+        assert float(cert.radius.max()) == 0.0
+        assert float(cert.attack_radius.max()) == 0.0
+        assert set(cert.method) == {"misclassified"}
+
+    def test_the_comparison_of_the_paper_is_exposed(self) -> None:
+        network, _ = digits_network()
+        x, _ = digits()
+        cert = certify(network, x)
+        wins = cert.curvature_wins
+        assert bool((cert.curvature_radius[wins] >= cert.lipschitz_radius[wins] * (1 - 1e-9)).all())
+
+
+class TestBatches:
+    def test_the_batch_size_does_not_matter(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(10)
+        whole, parts = certify(network, x, y), certify(network, x, y, batch_size=3)
+        torch.testing.assert_close(whole.radius, parts.radius, rtol=1e-9, atol=1e-12)
+        assert whole.method == parts.method
+
+    def test_a_data_loader(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(10)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+        torch.testing.assert_close(
+            certify(network, loader).radius, certify(network, x, y).radius, rtol=1e-9, atol=1e-12
+        )
+
+    def test_running_out_of_memory_halves_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from curvcert.certificates import certification
+
+        network, _ = digits_network()
+        x, y = digits(8)
+        expected = certify(network, x, y, method="unrolled").radius
+        original, sizes = certification._certify_batch, []
+
+        def limited(request: object, part: torch.Tensor, labels: torch.Tensor) -> Certificate:
+            sizes.append(len(part))
+            if len(part) > 2:
+                raise MemoryError
+            return original(request, part, labels)
+
+        monkeypatch.setattr(certification, "_certify_batch", limited)
+        torch.testing.assert_close(certify(network, x, y, method="unrolled").radius, expected, rtol=1e-9, atol=1e-12)
+        assert sizes[0] == 8
+        assert sizes.count(2) == 4
+
+    def test_radii_to_decide_spare_the_expensive_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from curvcert.certificates import certification
+
+        network, _ = digits_network()
+        x, y = digits(20)
+        full = certify(network, x, y)
+        seen = []
+        original = certification._with_anchored
+        monkeypatch.setattr(
+            certification, "_with_anchored", lambda *args: seen.append(int(args[-1].sum())) or original(*args)
+        )
+        eps = 1e-6
+        decided = certify(network, x, y, epsilons=[eps])
+        assert sum(seen) == 0
+        assert decided.certified_accuracy(eps) == full.certified_accuracy(eps)
+        for eps in (0.05, 0.1, 0.2):
+            decided = certify(network, x, y, epsilons=[eps])
+            assert decided.certified_accuracy(eps) == full.certified_accuracy(eps)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"y": torch.tensor([99])}, "Labels lie in"),
+            ({"y": torch.tensor([-1])}, "Labels lie in"),
+            ({"y": torch.tensor([0.5])}, "whole number"),
+            ({"y": torch.tensor([0, 1])}, "whole number"),
+            ({"x": torch.zeros(1, 3)}, "Expected a batch"),
+            ({"x": torch.full((1, 1, 8, 8), math.nan)}, "NaN"),
+            ({"x": torch.zeros(0, 1, 8, 8)}, "empty"),
+            ({"x": torch.zeros(1, 1, 8, 8, dtype=torch.int64)}, "floating-point"),
+            ({"x": torch.full((1, 1, 8, 8), -0.5), "box": (0, 1)}, "outside the box"),
+            ({"box": (1, 0)}, "lowest"),
+            ({"p": 0.5}, "1 <= p"),
+            ({"method": "magic"}, "Unknown method"),
+            ({"method": "crc", "p": 1}, "does not apply"),
+            ({"epsilons": [-1.0]}, "positive"),
+            ({"network": nn.Linear(2, 2)}, "Network"),
+        ],
+    )
+    def test_is_answered_clearly(self, arguments: dict[str, object], message: str) -> None:
+        network, _ = digits_network()
+        full = {"network": network, "x": torch.full((1, 1, 8, 8), 0.5), **arguments}
+        with pytest.raises(InvalidInput, match=message):
+            certify(**full)  # type: ignore[arg-type]
+
+    def test_one_class(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 1), nn.Tanh()).eval()
+        with pytest.raises(InvalidInput, match="two classes"):
+            certify(trace(model, torch.zeros(1, 2)), torch.zeros(1, 2))
+
+    def test_bytes_where_the_box_is_the_unit_interval(self) -> None:
+        network, _ = digits_network()
+        with pytest.warns(UserWarning, match="Divide them by 255"):
+            certify(network, torch.full((1, 1, 8, 8), 200.0), box=(0, 1))
+
+    def test_a_kinked_network_has_lipschitz_certificates_only(self) -> None:
+        network = planar(nn.ReLU)
+        x, y = blobs(10)
+        cert = certify(network, x, y)
+        assert bool(cert.curvature_radius.isnan().all())
+        assert any("curvature skipped" in note for note in cert.notes)
+        with pytest.raises(UnsupportedActivation):
+            certify(network, x, y, method="unrolled")
+
+    def test_nothing_is_printed_or_warned_without_reason(self) -> None:
+        network, _ = digits_network()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            certify(network, torch.full((1, 1, 8, 8), 0.5), box=(0, 1))
+
+
+def test_the_jump_of_torchs_softplus_is_charged_to_the_margin() -> None:
+    """Beyond its threshold torch's Softplus is x, not log(1 + e^x): a threshold of 16 makes the difference visible."""
+    torch.manual_seed(0)
+    smooth = nn.Sequential(nn.Linear(2, 8), nn.Softplus(), nn.Linear(8, 3)).eval()
+    jumping = nn.Sequential(smooth[0], nn.Softplus(threshold=16.0), smooth[2]).eval()
+    x = torch.rand(6, 2)
+    exact = nn.Sequential(smooth[0], CentredSoftplus(), smooth[2]).eval()
+    margins = [certify(trace(model, x[:1]), x).margin for model in (exact, smooth, jumping)]
+    lost = margins[1] - margins[2]
+    assert bool((lost > 1e-8).all())  # log1p(exp(-16)) is 1.1e-7 a neuron
+    assert bool((lost < 1e-4).all())
