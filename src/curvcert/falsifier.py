@@ -34,7 +34,8 @@ def largest_slope_lower_bound(network: Network, x: Tensor, steps: int = 100, rat
 def largest_hessian_lower_bound(network: Network, x: Tensor, steps: int = 100, rate: float = 0.1) -> float:
     r"""Ascend the Hessian's norm of a scalar network over inputs and directions, and return the largest one met.
 
-    Alternates a step of power iteration on :math:`v \mapsto \nabla^2 f(x) v` with an ascent of :math:`|v^T \nabla^2 f(x) v|` in x.
+    Alternates a step of power iteration on :math:`v \mapsto \nabla^2 f(x) v` with an ascent of
+    :math:`|v^T \nabla^2 f(x) v|` in x.
 
     >>> from torch import nn
     >>> from curvcert.network import trace

@@ -1,6 +1,6 @@
 """Certificates: radii that are proven, and witnesses that are shown."""
 
 from curvcert.certificates.certificate import Certificate
-from curvcert.certificates.certification import certify
+from curvcert.certificates.certification import Certifier, certifier, certify
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "Certifier", "certifier", "certify"]

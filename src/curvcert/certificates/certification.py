@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from rich.console import Console
@@ -41,9 +41,10 @@ _BATCH_ELEMENTS = 2**24
 _ANCHORED_BATCH = 64
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class Request:
-    """What was asked for, validated."""
+class Certifier:
+    """A network's constants, computed once, ready to certify any number of inputs; made by `certifier`."""
 
     network: Network
     p: float
@@ -53,6 +54,25 @@ class Request:
     constants: PairConstants
     deviations: Tensor
     pairs: Problem
+
+    def __call__(
+        self,
+        x: Tensor | Iterable[Any],
+        y: Tensor | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> Certificate:
+        """Certify inputs; the arguments are those of `certify`."""
+        shown = progress if progress is not None else Console(stderr=True).is_terminal
+        parts = []
+        with Progress(console=Console(stderr=True), transient=True) if shown else nullcontext() as bar:
+            total = len(x) if isinstance(x, Tensor) else None
+            task = None if bar is None else bar.add_task("certifying", total=total)
+            for inputs, labels in _batches(self.network, x, y, batch_size):
+                parts += _within_memory(self, inputs, labels)
+                if bar is not None and task is not None:
+                    bar.advance(task, len(inputs))
+        return concatenate(parts)
 
 
 def certify(
@@ -91,22 +111,25 @@ def certify(
     >>> bool(0.4 < cert.radius[0] <= 0.5)
     True
     """
-    network = network if device is None else network.to(device)
-    request = _validated(network, p, method, box, epsilons)
-    batches = _batches(network, x, y, batch_size)
-    shown = progress if progress is not None else Console(stderr=True).is_terminal
-    parts = []
-    with Progress(console=Console(stderr=True), transient=True) if shown else nullcontext() as bar:
-        total = len(x) if isinstance(x, Tensor) else None
-        task = None if bar is None else bar.add_task("certifying", total=total)
-        for inputs, labels in batches:
-            parts += _within_memory(request, inputs, labels)
-            if bar is not None and task is not None:
-                bar.advance(task, len(inputs))
-    return concatenate(parts)
+    return certifier(network, p, method, box, epsilons, device)(x, y, batch_size, progress)
 
 
-def _validated(network: Network, p: float, method: str, box: Box | None, epsilons: Sequence[float] | None) -> Request:
+def certifier(
+    network: Network,
+    p: float = 2,
+    method: str = "auto",
+    box: Box | None = None,
+    epsilons: Sequence[float] | None = None,
+    device: torch.device | str | None = None,
+) -> Certifier:
+    """Compute what certificates of a network need, once, for many calls; the arguments are those of `certify`.
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> ready = certifier(trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2)))
+    >>> len(ready(torch.zeros(4, 2))), len(ready(torch.ones(5, 2)))
+    (4, 5)
+    """
     if not isinstance(network, Network):
         raise InvalidInput(
             f"certify expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example)."
@@ -120,10 +143,11 @@ def _validated(network: Network, p: float, method: str, box: Box | None, epsilon
     if any(not eps > 0 for eps in wanted):
         raise InvalidInput(f"epsilons are positive radii, got {list(epsilons or ())}.")
     p = validate_p(p)
+    network = network if device is None else network.to(device)
     constants = global_constants(network, p, method)
     pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
     deviations = pair_table(pair_deviations(pairs), network)
-    return Request(network, p, method, box, wanted, constants, deviations, pairs)
+    return Certifier(network, p, method, box, wanted, constants, deviations, pairs)
 
 
 def _batches(
@@ -162,7 +186,7 @@ def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:
     return y.long()
 
 
-def _within_memory(request: Request, x: Tensor, y: Tensor | None) -> list[Certificate]:
+def _within_memory(request: Certifier, x: Tensor, y: Tensor | None) -> list[Certificate]:
     """Certify a batch, in halves if the memory does not hold it."""
     try:
         return [_certify_batch(request, x, y)]
@@ -175,7 +199,7 @@ def _within_memory(request: Request, x: Tensor, y: Tensor | None) -> list[Certif
 
 
 @torch.no_grad()
-def _certify_batch(request: Request, x: Tensor, y: Tensor | None) -> Certificate:
+def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certificate:
     inside = _inside(request.box, x)
     points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, request.deviations)
     L, K = request.constants.L[points.label], request.constants.K[points.label]
@@ -208,7 +232,7 @@ def _pair_radii(points: Pointwise, L: Tensor, K: Tensor) -> dict[str, Tensor]:
     return {name: value.scatter(1, points.label[:, None], torch.inf) for name, value in found.items()}
 
 
-def _undecided(request: Request, points: Pointwise, radii: dict[str, Tensor]) -> Tensor:
+def _undecided(request: Certifier, points: Pointwise, radii: dict[str, Tensor]) -> Tensor:
     """Tell which samples an expensive bound could still serve: all the correct ones, unless radii are given."""
     if not request.epsilons or request.method != "auto":
         return points.correct
@@ -223,7 +247,7 @@ def _undecided(request: Request, points: Pointwise, radii: dict[str, Tensor]) ->
     return useful & points.correct
 
 
-def _with_anchored(request: Request, x: Tensor, points: Pointwise, K: Tensor, todo: Tensor) -> Tensor:
+def _with_anchored(request: Certifier, x: Tensor, points: Pointwise, K: Tensor, todo: Tensor) -> Tensor:
     """Return the table of constants with anchored ones where they are smaller."""
     K = K.clone()
     n = request.network.outputs
@@ -259,7 +283,7 @@ def _inside(box: Box | None, x: Tensor) -> Tensor:
 
 
 def _assembled(
-    request: Request,
+    request: Certifier,
     points: Pointwise,
     radii: dict[str, Tensor],
     labels: dict[str, str],
@@ -283,7 +307,10 @@ def _assembled(
         curvature_radius=_least(radii.get("curvature"), points, radius),
         local_radius=torch.full_like(radius, torch.nan),
         pair_radius=torch.where(points.correct[:, None], pair_radius, 0.0),
-        method=tuple(labels[names[k]] if ok else "misclassified" for k, ok in zip(winner, points.correct, strict=True)),
+        method=tuple(
+            labels[names[k]] if ok else "misclassified"
+            for k, ok in zip(winner.tolist(), points.correct.tolist(), strict=True)
+        ),
         attack_radius=attack[0],
         witness=attack[1],
         margin=points.margin.amin(dim=1),

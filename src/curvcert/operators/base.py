@@ -92,7 +92,8 @@ class AbstractLinearMap(ABC):
         """Return the same map with its weights in another dtype or on another device."""
         if dtype is not None and not dtype.is_floating_point:
             raise InvalidInput(f"A linear map needs a real floating-point dtype, got {dtype}.")
-        moved: Self = _moved(self, dtype, None if device is None else torch.device(device))
+        # "cuda" becomes the current device by its number, as on a tensor, so that devices compare equal.
+        moved: Self = _moved(self, dtype, None if device is None else torch.empty(0, device=device).device)
         return moved
 
     @final

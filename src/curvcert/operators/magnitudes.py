@@ -145,7 +145,21 @@ def absolute_column_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
 def absolute_norm_upper_bound(op: AbstractLinearMap, p: float = 2) -> Tensor:
     r"""Bound :math:`\| |A| \|_p \le \|A\|_1^{1/p} \|A\|_\infty^{1 - 1/p}`, cheaply."""
     rows, columns = absolute_row_sums_upper_bound(op).amax(), absolute_column_sums_upper_bound(op).amax()
-    return inflate(columns.pow(1.0 / p) * rows.pow(1.0 - 1.0 / p), 64 * UNIT_ROUNDOFF)
+    return interpolated(columns, rows, p)
+
+
+def interpolated(columns: Tensor, rows: Tensor, p: float) -> Tensor:
+    r"""Bound a p -> p norm by :math:`\|A\|_1^{1/p} \|A\|_\infty^{1 - 1/p}` (Riesz and Thorin).
+
+    Written with the quotient of the two, so that the rounding of the exponent is not magnified by their size; a
+    quotient beyond 2**64 either way, where that would still matter, falls back on the larger of them.
+    """
+    safe = torch.where(rows > 0, rows, torch.ones_like(rows))
+    quotient = columns / safe
+    value = inflate(safe * quotient.pow(1.0 / p), 128 * UNIT_ROUNDOFF)
+    ordinary = (quotient > 2.0**-64) & (quotient < 2.0**64)
+    value = torch.where(ordinary, value, torch.maximum(rows, columns))
+    return torch.where((rows > 0) & (columns > 0), value, torch.zeros_like(value))
 
 
 def image_error(op: AbstractLinearMap, x: Tensor, x_error: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from curvcert.norms import conjugate
 from curvcert.operators.base import AbstractLinearMap
 from curvcert.operators.dense import Dense
-from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, magnitude, rounding_length
+from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, interpolated, magnitude, rounding_length
 from curvcert.operators.rows import row_norms_upper_bound
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
@@ -47,8 +47,7 @@ def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: 
     columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
     if p == 1:
         return torch.minimum(bound, columns)
-    between = inflate(columns.pow(1.0 / p) * rows.pow(1.0 - 1.0 / p), 64 * UNIT_ROUNDOFF)
-    bound = torch.minimum(bound, between)
+    bound = torch.minimum(bound, interpolated(columns, rows, p))
     if p == 2 and W.out_size <= GRAM_SIZE:
         bound = torch.minimum(bound, inflate(congruent_eigenvalues(*norms.gram(W), flat).sqrt(), 0.0))
     return bound

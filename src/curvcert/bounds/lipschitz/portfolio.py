@@ -16,7 +16,7 @@ from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.types import Anchor, Ball, Bound, Global
 from curvcert.errors import InvalidInput, SoundnessError
 from curvcert.network import Network
-from curvcert.rounding import TINY
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, inflate
 
 
 class AbstractLipschitzMethod(ABC):
@@ -135,7 +135,8 @@ def lipschitz(
         p: norm of the inputs, 1 <= p <= inf.
         q: norm of the outputs; p by default.
         method: "product", "liplt", "lipsdp-recursion", "anchored", "local", a method object, or "auto", the
-            least of all that apply; `Bound.method` tells which won, `Bound.skipped` which did not apply.
+            least of all that apply, in p -> q or by way of l2; `Bound.method` tells which won, `Bound.skipped`
+            which did not apply.
         at: a batch of points: *anchored*, one point fixed there and the other free, one value a sample.
         radius: with `at`, *local*: both points in the closed ball of that radius.
         pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
@@ -190,13 +191,45 @@ def _rechecked(bound: Bound, problem: Problem) -> Bound:
 
 def _least(problem: Problem) -> Bound:
     """Return the least bound, sample by sample and pair by pair."""
-    reasons = {name: method.reason_to_skip(problem) for name, method in LIPSCHITZ_METHODS.items()}
-    bounds = [_apply(method, problem) for name, method in LIPSCHITZ_METHODS.items() if reasons[name] is None]
+    reasons = [method.reason_to_skip(problem) for method in LIPSCHITZ_METHODS.values()]
+    bounds = _all_that_apply(problem)
+    if problem.p != 2 or (problem.q != 2 and not problem.scalars):
+        bounds += _through_l2(problem)
     values = torch.stack([bound.value for bound in bounds])
     winners = values.argmin(dim=0).flatten()
     counts = torch.bincount(winners, minlength=len(bounds)).tolist()
     names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
     best = bounds[counts.index(max(counts))]
-    skipped = tuple(reason for reason in reasons.values() if reason is not None)
+    skipped = tuple(reason for reason in reasons if reason is not None)
     scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
     return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)
+
+
+def _all_that_apply(problem: Problem) -> list[Bound]:
+    methods = LIPSCHITZ_METHODS.values()
+    return [_apply(method, problem) for method in methods if method.reason_to_skip(problem) is None]
+
+
+def _through_l2(problem: Problem) -> list[Bound]:
+    r"""Bound in l2, where more methods apply and norms are exact, and pay for the change of norms.
+
+    .. math:: \|x\|_2 \le n^{(1/2 - 1/p)_+} \|x\|_p, \qquad \|y\|_q \le m^{(1/q - 1/2)_+} \|y\|_2
+
+    for n inputs and m outputs; a p-ball lies in the 2-ball with its radius times the first factor.
+    """
+    n, m = torch.Size(problem.network.in_shape).numel(), problem.network.outputs
+    into = n ** max(0.0, 0.5 - 1.0 / problem.p) * (1 + 16 * UNIT_ROUNDOFF)
+    out = 1.0 if problem.scalars else m ** max(0.0, 1.0 / problem.q - 0.5) * (1 + 16 * UNIT_ROUNDOFF)
+    scope = problem.scope
+    wider = Ball(scope.x, inflate(into * scope.r, 0.0)) if isinstance(scope, Ball) else scope
+    return [
+        replace(
+            bound,
+            value=inflate(into * out * bound.value, 0.0),
+            p=problem.p,
+            q=problem.q,
+            scope=bound.scope if isinstance(bound.scope, Global) else scope,
+            method=f"{bound.method} through l2",
+        )
+        for bound in _all_that_apply(replace(problem, p=2.0, q=2.0, scope=wider))
+    ]

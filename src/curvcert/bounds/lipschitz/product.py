@@ -5,6 +5,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.monotone import monotone_residual_constant
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.errors import UnsupportedBlock
@@ -18,6 +19,8 @@ def block_product(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R
 
     .. math:: L_h = \|H\| + \max(|\alpha|, |\beta|) \|G\| \|W\|
 
+    A residual block of the form x - W' D phi(Wx + b) is bounded by its own rule as well (`monotone.py`).
+
     Reference: Entesari et al. (ICML 2024), equation `eq:naiveLipschitzOfResidual`.
     """
     raise UnsupportedBlock(f"{block.name}: no Lipschitz rule for a {type(block).__name__}.")
@@ -29,7 +32,10 @@ def _(block: Block, problem: Problem, norms: AbstractNorms[R], last: bool) -> Te
     H, G = (
         problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p) for op in (block.H, block.G)
     )
-    return H + max(abs(alpha), abs(beta)) * G * norms.norm(block.W, problem.p, problem.p)
+    constant = H + max(abs(alpha), abs(beta)) * G * norms.norm(block.W, problem.p, problem.p)
+    euclidean = problem.p == 2 and (not last or (problem.q == 2 and not problem.scalars))
+    contracting = monotone_residual_constant(block, norms) if euclidean else None
+    return constant if contracting is None else torch.minimum(constant, contracting)
 
 
 @block_product.register

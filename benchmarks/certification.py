@@ -1,0 +1,106 @@
+"""Certified radii from global bounds, against the ten-row Jacobian alone: what a certificate costs.
+
+Claim: once a network's constants are known, certifying points takes at most three times as long as computing
+the Jacobians of their ten logits.
+Hardware: whatever it runs on; the record says which.
+Trials: random networks of the shapes 6F and 6C2F, points drawn from SEED; the calls take turns.
+
+    python -m benchmarks.certification [--quick] [--device cuda] [--points 10000]
+"""
+
+import argparse
+import time
+from itertools import pairwise
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.harness import ratios, time_interleaved, write_record
+from curvcert.certificates import Certifier, certifier
+from curvcert.network import trace
+
+SEED = 0
+
+
+def six_dense() -> nn.Sequential:
+    """Return 6F: 3072-1024-512-256-256-128-10 with tanh."""
+    widths = [3072, 1024, 512, 256, 256, 128]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(128, 10))
+
+
+def six_conv() -> nn.Sequential:
+    """Return 6C2F: six convolutions and two dense layers with tanh."""
+    shapes = [(3, 32, 3, 1), (32, 32, 4, 2), (32, 64, 3, 1), (64, 64, 4, 2), (64, 64, 3, 1), (64, 64, 4, 2)]
+    layers: list[nn.Module] = []
+    for inputs, outputs, kernel, stride in shapes:
+        layers += [nn.Conv2d(inputs, outputs, kernel, stride, padding=1), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 512), nn.Tanh(), nn.Linear(512, 10))
+
+
+def measure(name: str, model: nn.Sequential, points: int, device: str, console: Console) -> dict[str, object]:
+    """Time both on the same points."""
+    torch.manual_seed(SEED)
+    network = trace(model.eval(), torch.zeros(1, 3, 32, 32)).to(device)
+    x = torch.rand(points, 3, 32, 32, dtype=torch.float64, device=device)
+    begun = time.perf_counter()
+    ready = certifier(network, method="compositional")
+    constants = time.perf_counter() - begun
+    size = 256 if device == "cpu" else 1024
+
+    def jacobians() -> None:
+        for part in x.split(size):
+            network.jacobian(part)
+        _wait(device)
+
+    timings = time_interleaved(
+        {"jacobian": jacobians, "certificate": lambda: _certified(ready, x, size, device)}, repeats=3
+    )
+    found = ratios(timings, against="jacobian")
+    console.print(f"{name}: certificate / Jacobian = {found['certificate']:.2f} on {points} points")
+    return {
+        "network": name,
+        "points": points,
+        "constants_seconds": constants,
+        "timings": {key: timing.as_figures() for key, timing in timings.items()},
+        "ratio": found["certificate"],
+    }
+
+
+def _certified(ready: Certifier, x: Tensor, size: int, device: str) -> None:
+    ready(x, batch_size=size, progress=False)
+    _wait(device)
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measure and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few points of 6F only, and no record")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--points", type=int, default=256)
+    parser.add_argument("--networks", nargs="+", default=["6F"], choices=["6F", "6C2F"])
+    options = parser.parse_args()
+    console = Console()
+    builders = {"6F": six_dense, "6C2F": six_conv}
+    points, names = (32, ["6F"]) if options.quick else (options.points, options.networks)
+    torch.manual_seed(SEED)
+    figures = [measure(name, builders[name](), points, options.device, console) for name in names]
+    if not options.quick:
+        arguments = f"--device {options.device} --points {points} --networks {' '.join(names)}"
+        command = f"python -m benchmarks.certification {arguments}"
+        path = write_record(
+            f"certification_{options.device}", command, SEED, {"device": options.device}, {"measurements": figures}
+        )
+        console.print(f"recorded in {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The teeth: with c or any one norm 5% too small, the search finds a violation where the bound is tight."""
+
+import math
+
+import pytest
+import torch
+
+from curvcert import curvature
+from curvcert.activations import TANH, Activation
+from curvcert.bounds.curvature import Compositional
+from curvcert.network import Block, Network
+from curvcert.operators import Dense, Identity, NormBounds, Zero
+from tests.bounds.cases import one_dimensional
+from tests.bounds.curvature.search import ROUNDING, CurvatureSearch
+
+INF = math.inf
+F64 = torch.float64
+FACTOR = 0.95
+
+
+def tight(outputs: int = 1) -> Network:
+    """tanh(1.7 x) with its steepest bend at the origin, on one axis or on two of which the second hardly counts."""
+    bend = math.atanh(1 / 3**0.5)
+    if outputs == 1:
+        return one_dimensional(1.7, TANH, bend)
+    W, b = Dense(torch.diag(torch.tensor([1.7, 1e-3], dtype=F64))), torch.full((2,), bend, dtype=F64)
+    return Network((Block(Zero((2,), (2,)), Identity((2,)), W, b, torch.zeros(2, dtype=F64), TANH, "only"),))
+
+
+def steep() -> Network:
+    """A linear map, then tanh where it bends most: the prefix constant 1.3 enters squared and nothing else is loose."""
+    identity = Identity((1,))
+    first = Block(identity, Dense(torch.zeros(1, 1, dtype=F64)), Dense(torch.zeros(1, 1, dtype=F64)),
+                  torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), TANH, "first")  # fmt: skip
+    return Network((first.read_out(Dense(torch.full((1, 1), 1.3, dtype=F64))), *tight().blocks))
+
+
+METHODS: dict[str, tuple] = {
+    "product": (Compositional(["product"]), 2, ("norm",)),
+    "vectorised": (Compositional(["vectorised"]), 2, ("norm", "vectorised")),
+    "sdp": (Compositional(["sdp"]), 2, ("norm", "row_norms")),
+    "hadamard": (Compositional(["hadamard"]), 2, ("hadamard",)),
+    "read-out": ("compositional", 1, ("bilinear",)),
+    "unrolled": ("unrolled", 1, ("bilinear", "hadamard")),
+    "crc": ("crc", 1, ("result",)),
+    "anchored": ("anchored", 1, ("bilinear",)),
+    "local": ("local", 1, ("bilinear",)),
+}
+
+
+def found_and_bound(name: str, p: float = 2.0) -> tuple[float, float]:
+    method, outputs, _ = METHODS[name]
+    network = tight(outputs)
+    x = torch.zeros(1, *network.in_shape, dtype=F64)
+    scope = {"anchored": {"at": x}, "local": {"at": x, "radius": 0.5}}.get(name, {})
+    search = CurvatureSearch(network, p, p, scalars=outputs == 1, steps=20)
+    found = search.from_anchors(x) if name == "anchored" else search.in_balls(x, torch.full((1,), 0.5, dtype=F64))
+    return float(found.max()), float(curvature(network, p, method=method, **scope).value.max())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_bounds_are_tight_here(name) -> None:
+    found, bound = found_and_bound(name)
+    assert FACTOR * bound < found <= bound * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_curvature_constant_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, name) -> None:
+    low, high = TANH.curvature
+    if name in ("anchored", "local"):
+        where = (
+            f"curvcert.bounds.curvature.{name}." + {"anchored": "anchored_constants", "local": "ball_curvatures"}[name]
+        )
+        module = __import__(f"curvcert.bounds.curvature.{name}", fromlist=["_"])
+        honest = getattr(module, where.rsplit(".", 1)[1])
+        monkeypatch.setattr(where, lambda *arguments: FACTOR * honest(*arguments))
+    elif name == "crc":
+        monkeypatch.setattr("curvcert.bounds.curvature.singla2020.crc_eigenvalue_bounds", _smaller_crc())
+    else:
+        monkeypatch.setattr(Activation, "curvature_c", property(lambda self: FACTOR * max(-low, high)))
+    found, bound = found_and_bound(name)
+    assert found > bound * (1 + ROUNDING)
+
+
+def _smaller_crc():
+    from curvcert.bounds.curvature.singla2020 import crc_eigenvalue_bounds
+
+    def smaller(problem):
+        lower, upper, terms = crc_eigenvalue_bounds(problem)
+        return FACTOR * lower, FACTOR * upper, terms
+
+    return smaller
+
+
+@pytest.mark.parametrize(("name", "norm"), [(name, norm) for name, (_, _, norms) in METHODS.items() for norm in norms])
+def test_a_norm_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, name, norm) -> None:
+    honest = getattr(NormBounds, norm)
+
+    def smaller(self, value, *rest):
+        if norm == "result":
+            return honest(self, FACTOR * value, *rest)
+        return FACTOR * honest(self, value, *rest)
+
+    monkeypatch.setattr(NormBounds, norm, smaller)
+    found, bound = found_and_bound(name)
+    assert found > bound * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+def test_a_prefix_constant_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, p) -> None:
+    network = steep()
+    search = CurvatureSearch(network, p, p, scalars=True, steps=20)
+    found = float(search.everywhere())
+    assert found <= float(curvature(network, p))
+    for method, module in (("compositional", "compositional"), ("unrolled", "unrolled")):
+        where = f"curvcert.bounds.curvature.{module}.liplt_prefixes"
+        honest = __import__(f"curvcert.bounds.curvature.{module}", fromlist=["_"]).liplt_prefixes
+        with monkeypatch.context() as patch:
+            patch.setattr(where, lambda *a, honest=honest: [FACTOR * L for L in honest(*a)])
+            assert found > float(curvature(network, p, method=method)) * (1 + ROUNDING), method
+
+
+def test_an_anchored_bound_used_for_a_ball_is_found() -> None:
+    network, x = one_dimensional(1.0, TANH), torch.zeros(1, 1, dtype=F64)
+    anchored = float(curvature(network, method="anchored", at=x).value)
+    found = float(CurvatureSearch(network, 2.0, 2.0, scalars=True).in_balls(x, torch.ones(1, dtype=F64)))
+    assert found > 1.2 * anchored
+    assert found <= float(curvature(network, at=x, radius=1.0).value)

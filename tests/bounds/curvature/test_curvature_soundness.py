@@ -1,0 +1,174 @@
+"""No second derivative and no difference of Jacobians that a search can find exceeds a bound."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from curvcert import curvature
+from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional
+from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.network import Network
+from tests.bounds.cases import feed_forward, randn, residual
+from tests.bounds.curvature.cases import CASES, IDS, JUMPS, SMOOTH, trained
+from tests.bounds.curvature.search import ROUNDING, CurvatureSearch
+
+INF = math.inf
+NORMS = [(1.0, 1.0), (2.0, 2.0), (INF, INF)]
+MIXED = [(1.0, INF), (2.0, 1.0), (1.5, 3.0), (3.0, 1.5), (INF, 2.0), (INF, 1.0)]
+
+
+def applicable(network: Network, p: float, q: float, at: Tensor | None, radius: Tensor | None, **target) -> list[str]:
+    problem = make_problem(network, p, q, at, radius, target.get("pair"), target.get("logit"))
+    return [name for name, method in CURVATURE_METHODS.items() if method.reason_to_skip(problem) is None]
+
+
+def assert_above(bound: Tensor, found: Tensor, what: str) -> None:
+    assert bool((found.reshape(bound.shape) <= bound * (1 + ROUNDING)).all()), (
+        f"{what}: found {found.tolist()} above {bound.tolist()}"
+    )
+
+
+def points(network: Network, batch: int = 3, seed: int = 1) -> Tensor:
+    scale = torch.logspace(-1, 0.3, batch, dtype=torch.float64).reshape(-1, *(1,) * len(network.in_shape))
+    return scale * randn(batch, *network.in_shape, seed=seed)
+
+
+def check_scalars(network: Network, p: float, x: Tensor, r: Tensor, steps: int = 8, starts: int = 8) -> None:
+    """Check every method and scope for all pairs, or for the only output."""
+    pair = "all" if network.outputs > 1 else None
+    differences = network.all_differences() if pair else network
+    search = CurvatureSearch(differences, p, p, scalars=True, steps=steps)
+    found = (
+        torch.maximum(search.everywhere(starts), search.quotients(starts)),
+        search.from_anchors(x, 4),
+        search.in_balls(x, r, 3),
+    )
+    for scope, curve in zip(({}, {"at": x}, {"at": x, "radius": r}), found, strict=True):
+        for name in applicable(network, p, p, scope.get("at"), scope.get("radius"), pair=pair):
+            bound = curvature(network, p, method=name, pair=pair, **scope)
+            assert_above(
+                bound.value, curve if bound.value.dim() == curve.dim() else curve.squeeze(-1), f"{name} {list(scope)}"
+            )
+            assert bound.per_layer or not bound.value.any()
+
+
+def check_vector(network: Network, p: float, q: float) -> None:
+    """Check every method and scope for the outputs as one vector."""
+    x = points(network)
+    search = CurvatureSearch(network, p, q, steps=8)
+    found = torch.maximum(search.everywhere(8), search.quotients(6))
+    for name in BLOCK_BOUNDS:
+        if name == "product" or p == q == 2:
+            assert_above(curvature(network, p, q, Compositional([name])).value, found, name)
+    assert_above(curvature(network, p, q, "compositional").value, found, "compositional")
+    assert_above(curvature(network, p, q, "anchored", at=x).value, search.from_anchors(x, 4), "anchored")
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize(("p", "q"), NORMS, ids=lambda value: f"{value:g}")
+def test_nothing_exceeds_a_bound_of_the_vector(case, p, q) -> None:
+    check_vector(case.make(), p, q)
+
+
+@pytest.mark.parametrize("case", [CASES[k] for k in (0, 6, 10)], ids=lambda case: case.name)
+@pytest.mark.parametrize(("p", "q"), MIXED, ids=lambda value: f"{value:g}")
+def test_nothing_exceeds_a_bound_in_mixed_norms(case, p, q) -> None:
+    check_vector(case.make(), p, q)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+def test_nothing_exceeds_a_bound_of_the_pairs(case, p) -> None:
+    network = case.make()
+    check_scalars(network, p, points(network), torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("p", [1.5, 3.0])
+def test_nothing_exceeds_a_bound_between_the_usual_norms(p) -> None:
+    network = CASES[0].make()
+    check_scalars(network, p, points(network), torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_nothing_exceeds_a_bound_with_any_activation(name) -> None:
+    r = torch.tensor([0.05, 2.0], dtype=torch.float64)
+    dense, skip = feed_forward((3, 4, 4, 2), SMOOTH[name], seed=11), residual(3, 4, SMOOTH[name], seed=12).logit(0)
+    for network, p in ((dense, 1.0), (dense, 2.0), (skip, 2.0), (skip, INF)):
+        check_scalars(network, p, points(network, 2), r, steps=5, starts=6)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+@pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
+@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+def test_nothing_exceeds_a_bound_of_a_trained_network(kind, regularised, p) -> None:
+    network = trained(kind, regularised)
+    pair = network.difference(3, 8)
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    check_scalars(pair, p, x, torch.tensor([36 / 255, 0.5], dtype=torch.float64), steps=10, starts=6)
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_second_derivatives_that_jump_are_covered(name) -> None:
+    # Across the jump at 0 the quotient of phi' reaches its one-sided limit on one side only.
+    network = feed_forward((2, 5, 1), SMOOTH[name], seed=21, gain=2.0)
+    found = CurvatureSearch(network, 2.0, 2.0, scalars=True, steps=25).quotients(40)
+    bound = curvature(network)
+    assert_above(bound.value, found.squeeze(), name)
+    assert float(found) > 0.5 * float(bound)
+
+
+@settings(max_examples=15)
+@given(
+    widths=st.lists(st.integers(1, 6), min_size=3, max_size=5),
+    name=st.sampled_from(sorted(SMOOTH)),
+    p=st.sampled_from([1.0, 1.25, 2.0, 3.0, 7.0, INF]),
+    seed=st.integers(0, 10**6),
+    gain=st.sampled_from([0.1, 1.0, 4.0]),
+    radius=st.sampled_from([0.0, 1e-6, 0.3, 5.0]),
+)
+def test_random_networks(widths, name, p, seed, gain, radius) -> None:
+    network = feed_forward(tuple(widths), SMOOTH[name], seed=seed, gain=gain)
+    check_scalars(
+        network, p, points(network, 2, seed), torch.full((2,), radius, dtype=torch.float64), steps=4, starts=4
+    )
+
+
+def test_a_block_that_occurs_twice_is_measured_in_its_own_place() -> None:
+    # In 1 -> inf a block's constant is far below the one in 1 -> 1 that the first place needs.
+    block = feed_forward((6, 6, 6), SMOOTH["tanh"], gain=3.0).blocks[0]
+    twin = feed_forward((6, 6, 6), SMOOTH["tanh"], gain=3.0).blocks[0]
+    for p, q in ((1.0, INF), (2.0, INF), (INF, 1.0)):
+        once, twice = (curvature(Network((block, other)), p, q, "compositional") for other in (twin, block))
+        assert float(once) == pytest.approx(float(twice), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-120, 1e-30, 1e30, 1e60])
+def test_weights_of_any_size(scale) -> None:
+    network = feed_forward((3, 4, 2), SMOOTH["tanh"], gain=1.0)
+    block = network.blocks[0]
+    scaled = Network((block.read_out(scale * feed_forward((2, 2, 2), SMOOTH["tanh"]).blocks[0].W),))
+    search = CurvatureSearch(scaled.all_differences(), 2.0, 2.0, scalars=True, steps=5)
+    for name in ("compositional", "unrolled", "crc"):
+        assert_above(curvature(scaled, method=name, pair="all").value, search.everywhere(8), name)
+
+
+def test_a_bound_that_would_underflow_stays_above_zero() -> None:
+    network = feed_forward((3, 4, 2), SMOOTH["tanh"], gain=1e-130)
+    for name in ("compositional", "unrolled", "crc"):
+        assert bool((curvature(network, method=name, pair="all").value > 0).all())
+
+
+def test_a_batch_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = feed_forward((3, 4, 4, 2), SMOOTH["tanh"])
+    x, r = points(network, 7), torch.linspace(0, 1, 7, dtype=torch.float64)
+    whole = curvature(network, at=x, pair="all"), curvature(network, at=x, radius=r, pair="all")
+    monkeypatch.setattr("curvcert.bounds.curvature.batching._ELEMENTS", 32)
+    pieces = curvature(network, at=x, pair="all"), curvature(network, at=x, radius=r, pair="all")
+    for a, b in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(a.value, b.value, rtol=1e-12, atol=0)
+        assert b.scope.x is not None and len(b.scope.x) == 7
+        assert [term.value.shape for term in a.per_layer] == [term.value.shape for term in b.per_layer]

@@ -1,0 +1,57 @@
+"""On an accelerator the same bounds and certificates come out, to float tolerance, and stay above the CPU's truth."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from curvcert.bounds.curvature import curvature
+from curvcert.bounds.lipschitz import lipschitz
+from curvcert.certificates import certify
+from curvcert.network import Network, trace
+from curvcert.operators import Conv2d, Dense, norm_upper_bound
+
+pytestmark = pytest.mark.gpu
+
+
+def network() -> Network:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 4, 2, 1),
+        nn.Softplus(),
+        nn.Flatten(),
+        nn.Linear(96, 10),
+    )
+    return trace(model.eval(), torch.zeros(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize("n", [5, 64, 300])
+def test_norms_are_upper_bounds_there_too(n: int) -> None:
+    W = torch.randn(n, 2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    truth = float(torch.linalg.svdvals(W)[0])
+    assert truth * (1 - 1e-14) <= float(norm_upper_bound(Dense(W.cuda()))) <= truth * (1 + 1e-8)
+    K = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    here, there = (norm_upper_bound(Conv2d(k, (3, 9, 9), padding=((1, 1), (1, 1)))) for k in (K, K.cuda()))
+    assert math.isclose(float(here), float(there), rel_tol=1e-8)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_bounds_and_certificates_agree(p: float) -> None:
+    here = network()
+    there = here.to("cuda")
+    x = torch.rand(20, 1, 8, 8, dtype=torch.float64)
+    for function in (lipschitz, curvature):
+        values = [function(net, p=p, pair="all").value.cpu() for net in (here, there)]
+        torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=0)
+    certificates = [certify(net, x, p=p) for net in (here, there)]
+    torch.testing.assert_close(certificates[0].radius, certificates[1].radius.cpu(), rtol=1e-4, atol=1e-9)
+    assert certify(here, x, p=p, device="cuda").radius.device.type == "cuda"
+
+
+def test_global_state_is_left_alone() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    certify(network().to("cuda"), torch.rand(2, 1, 8, 8))
+    assert torch.backends.cuda.matmul.allow_tf32 == before
