@@ -10,35 +10,17 @@ Trials: random networks of the shapes 6F and 6C2F, points drawn from SEED; the c
 
 import argparse
 import time
-from itertools import pairwise
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.harness import ratios, time_interleaved, write_record
+from benchmarks.networks import six_c_two_f, six_f
 from curvcert.certificates import Certifier, certifier
 from curvcert.network import trace
 
 SEED = 0
-
-
-def six_dense() -> nn.Sequential:
-    """Return 6F: 3072-1024-512-256-256-128-10 with tanh."""
-    widths = [3072, 1024, 512, 256, 256, 128]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(128, 10))
-
-
-def six_conv() -> nn.Sequential:
-    """Return 6C2F: six convolutions and two dense layers with tanh."""
-    shapes = [(3, 32, 3, 1), (32, 32, 4, 2), (32, 64, 3, 1), (64, 64, 4, 2), (64, 64, 3, 1), (64, 64, 4, 2)]
-    layers: list[nn.Module] = []
-    for inputs, outputs, kernel, stride in shapes:
-        layers += [nn.Conv2d(inputs, outputs, kernel, stride, padding=1), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 512), nn.Tanh(), nn.Linear(512, 10))
 
 
 def measure(name: str, model: nn.Sequential, points: int, device: str, console: Console) -> dict[str, object]:
@@ -70,6 +52,11 @@ def measure(name: str, model: nn.Sequential, points: int, device: str, console: 
     }
 
 
+def device_name(device: str) -> str:
+    """Return the accelerator's own name, or the device as it was asked for."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else device
+
+
 def _certified(ready: Certifier, x: Tensor, size: int, device: str) -> None:
     ready(x, batch_size=size, progress=False)
     _wait(device)
@@ -89,7 +76,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["6F"], choices=["6F", "6C2F"])
     options = parser.parse_args()
     console = Console()
-    builders = {"6F": six_dense, "6C2F": six_conv}
+    builders = {"6F": six_f, "6C2F": six_c_two_f}
     points, names = (32, ["6F"]) if options.quick else (options.points, options.networks)
     torch.manual_seed(SEED)
     figures = [measure(name, builders[name](), points, options.device, console) for name in names]
@@ -97,7 +84,11 @@ def main() -> None:
         arguments = f"--device {options.device} --points {points} --networks {' '.join(names)}"
         command = f"python -m benchmarks.certification {arguments}"
         path = write_record(
-            f"certification_{options.device}", command, SEED, {"device": options.device}, {"measurements": figures}
+            f"certification_{options.device}",
+            command,
+            SEED,
+            {"device": device_name(options.device)},
+            {"measurements": figures},
         )
         console.print(f"recorded in {path}")
 

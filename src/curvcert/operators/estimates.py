@@ -20,6 +20,7 @@ from curvcert.operators.base import AbstractLinearMap, Identity, Reshape, Scaled
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.norm_rule import AbstractNorms
+from curvcert.operators.rank_one import Ledgers, chain_terms, dense_chain
 from curvcert.operators.weighted import GRAM_SIZE
 
 
@@ -51,35 +52,26 @@ class PowerIteration(nn.Module):
         start = torch.randn(math.prod(in_shape), generator=generator, dtype=torch.float64)
         self.register_buffer("v", (start / start.norm()).reshape(in_shape).to(dtype))
 
+    @torch.no_grad()
+    def refine(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor, Tensor]:
+        """Refine the singular pair; return it, left and right, and the value u' A v."""
+        v = self.v
+        for _ in range(self.steps):
+            v = _unit(op.adjoint(_unit(op.apply(v))))
+        self.v.copy_(v)
+        image = op.apply(v)
+        return _unit(image), v, torch.linalg.vector_norm(image)
+
     def forward(self, op: AbstractLinearMap) -> Estimate:
         """Refine the singular pair and estimate the norm, differentiably in op's weights."""
-        with torch.no_grad():
-            v = self.v
-            for _ in range(self.steps):
-                v = _unit(op.adjoint(_unit(op.apply(v))))
-            self.v.copy_(v)
-            v, u = v.clone(), _unit(op.apply(v))
-        value = _rank_one_norm(op.weight, u, v) if isinstance(op, Dense) else (u * op.apply(v)).sum()
+        u, v, _ = self.refine(op)
+        chain = dense_chain(op)
+        value = (
+            (u * op.apply(v)).sum()
+            if chain is None
+            else Ledgers().charged((u * op.apply(v)).sum().detach(), chain_terms(chain, u, v))
+        )
         return Estimate(value, 2, 2, method="power iteration")
-
-
-class _RankOneNorm(torch.autograd.Function):
-    """u' W v, whose gradient in W is u v' and nothing else."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(u, v)
-        return torch.dot(u, weight @ v)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        u, v = ctx.saved_tensors  # type: ignore[attr-defined]
-        return torch.outer(gradient * u, v), None, None
-
-
-def _rank_one_norm(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    value: Tensor = _RankOneNorm.apply(weight, u, v)  # type: ignore[no-untyped-call]
-    return value
 
 
 def norm_estimate(op: AbstractLinearMap, steps: int = 100) -> Estimate:
@@ -116,6 +108,7 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
     def start_step(self) -> None:
         """Forget the values of the last pass, keep the singular vectors."""
         self._asked: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
+        self._ledgers = Ledgers()
         self._next = 0
 
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
@@ -135,6 +128,8 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
         if p == 2 and q == 2:
             return self._refined(op)
         dual = conjugate(p)
+        if math.isinf(q) and p == 2 and isinstance(op, Dense):
+            return self._longest_row(op.weight)
         by_rows = vector_norm(self.row_norms(op, dual), q)
         by_columns = vector_norm(self.row_norms(op.T, q), dual)
         return torch.minimum(by_rows, by_columns)
@@ -142,9 +137,25 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
     def _refined(self, op: AbstractLinearMap) -> Tensor:
         if self._next == len(self.iterations):
             self.iterations.append(PowerIteration(op.in_shape, self.steps, op.dtype).to(op.device))
-        estimate: Estimate = self.iterations[self._next](op)
+        iteration = self.iterations[self._next]
         self._next += 1
-        return estimate.value
+        assert isinstance(iteration, PowerIteration)
+        u, v, value = iteration.refine(op)
+        chain = dense_chain(op)
+        if chain is None:
+            return (u * op.apply(v)).sum()
+        with torch.no_grad():
+            terms = chain_terms(chain, u, v)
+        return self._ledgers.charged(value, terms)
+
+    def _longest_row(self, weight: Tensor) -> Tensor:
+        """Return the 2 -> inf norm of a matrix; its gradient is the longest row, made a unit, in its place."""
+        with torch.no_grad():
+            lengths = vector_norm(weight, 2, dim=1)
+            index = lengths.argmax()
+            left = torch.zeros_like(lengths).scatter(0, index[None], 1.0)
+            right = _unit(weight.index_select(0, index[None])[0])
+        return self._ledgers.charged(lengths.amax(), [(weight, left, right)])
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Return the r-norms of the rows; a convolution's border counts like its interior."""

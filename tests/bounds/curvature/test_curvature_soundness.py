@@ -97,8 +97,10 @@ def test_nothing_exceeds_a_bound_between_the_usual_norms(p) -> None:
 def test_nothing_exceeds_a_bound_with_any_activation(name) -> None:
     r = torch.tensor([0.05, 2.0], dtype=torch.float64)
     dense, skip = feed_forward((3, 4, 4, 2), SMOOTH[name], seed=11), residual(3, 4, SMOOTH[name], seed=12).logit(0)
-    for network, p in ((dense, 1.0), (dense, 2.0), (skip, 2.0), (skip, INF)):
-        check_scalars(network, p, points(network, 2), r, steps=5, starts=6)
+    # Every activation meets every p, on dense or residual layers, one half each.
+    even = sorted(SMOOTH).index(name) % 2 == 0
+    for network, p in ((dense, 2.0), (dense if even else skip, 1.0), (skip, 2.0), (skip if even else dense, INF)):
+        check_scalars(network, p, points(network, 2), r, steps=4, starts=4)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
@@ -121,7 +123,7 @@ def test_second_derivatives_that_jump_are_covered(name) -> None:
     assert float(found) > 0.5 * float(bound)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=5),
     name=st.sampled_from(sorted(SMOOTH)),
