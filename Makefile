@@ -1,5 +1,5 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11+ and make is enough.
-#   make demo    make test    make lint    make docs    make bench    make wheel-test
+#   make demo    make test    make lint    make docs    make bench    make figures    make wheel-test
 # Another interpreter: make test PYTHON=python3.13
 
 PYTHON ?= python3
@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGING := pyproject.toml constraints.txt
-DEV_EXTRAS := dev,docs
+DEV_EXTRAS := attack,dev,docs
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
 
-.PHONY: demo test lint pytest docs bench wheel-test constraints clean
+.PHONY: demo test lint pytest docs bench figures wheel-test constraints clean
 
 demo: $(VENV)/.runtime-installed
 	$(BIN)/curvcert demo
@@ -32,6 +32,13 @@ docs: $(VENV)/.dev-installed
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.norm_bounds
+	$(BIN)/python -m benchmarks.lipschitz --network 6F
+	$(BIN)/python -m benchmarks.curvature
+	$(BIN)/python -m benchmarks.certification
+	$(BIN)/python -m benchmarks.training_step
+
+figures: $(VENV)/.dev-installed
+	$(BIN)/python -m benchmarks.curvature_tightness
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

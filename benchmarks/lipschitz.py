@@ -16,11 +16,9 @@ import argparse
 import importlib
 import importlib.util
 import math
-import resource
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from torch import nn
 
 import curvcert
 from benchmarks.harness import write_record
+from benchmarks.networks import SIX_F, dense, peak_gib, six_c_two_f
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, AbstractLipschitzMethod
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.data import load_demo_network, load_digits
@@ -46,26 +45,8 @@ SMALL_WIDTHS = ((8, 16, 8), (10, 20, 20, 5), (16, 32, 32, 32, 10))
 Figures = dict[str, Any]
 
 
-def dense(*widths: int) -> nn.Sequential:
-    """Return dense layers with tanh between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
-
-
-def six_c_two_f() -> nn.Sequential:
-    """Return 6C2F for CIFAR-10."""
-    convolutions: list[nn.Module] = []
-    channels = (3, 32, 32, 64, 64, 64, 64)
-    for k, (inputs, outputs) in enumerate(pairwise(channels)):
-        kernel, stride = ((3, 1), (4, 2))[k % 2]
-        convolutions += [nn.Conv2d(inputs, outputs, kernel, stride, 1), nn.Tanh()]
-    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1024, 512), nn.Tanh(), nn.Linear(512, 10))
-
-
 ARCHITECTURES: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "6F": (lambda: dense(3072, 1024, 512, 256, 256, 128, 10), (3072,)),
+    "6F": (lambda: dense(*SIX_F), (3072,)),
     "6C2F": (six_c_two_f, (3, 32, 32)),
     "quick": (lambda: dense(16, 12, 10, 4), (16,)),
 }
@@ -76,11 +57,6 @@ def network_of(name: str) -> Network:
     make, shape = ARCHITECTURES[name]
     torch.manual_seed(SEED)
     return curvcert.trace(make().eval(), torch.zeros(1, *shape))
-
-
-def peak_gib() -> float:
-    """Return the largest memory that this process has held so far, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def measure(name: str, methods: tuple[str, ...] = METHODS) -> list[Figures]:

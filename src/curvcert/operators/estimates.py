@@ -64,14 +64,18 @@ class PowerIteration(nn.Module):
 
     def forward(self, op: AbstractLinearMap) -> Estimate:
         """Refine the singular pair and estimate the norm, differentiably in op's weights."""
-        u, v, _ = self.refine(op)
-        chain = dense_chain(op)
-        value = (
-            (u * op.apply(v)).sum()
-            if chain is None
-            else Ledgers().charged((u * op.apply(v)).sum().detach(), chain_terms(chain, u, v))
-        )
+        value = _differentiable(op, *self.refine(op), Ledgers())
         return Estimate(value, 2, 2, method="power iteration")
+
+
+def _differentiable(op: AbstractLinearMap, u: Tensor, v: Tensor, value: Tensor, ledgers: Ledgers) -> Tensor:
+    """Return the value u' A v with its gradient in A's weights: rank-one terms for dense maps, else by autograd."""
+    chain = dense_chain(op)
+    if chain is None:
+        return (u * op.apply(v)).sum()
+    with torch.no_grad():
+        terms = chain_terms(chain, u, v)
+    return ledgers.charged(value, terms)
 
 
 def norm_estimate(op: AbstractLinearMap, steps: int = 100) -> Estimate:
@@ -140,13 +144,7 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
         iteration = self.iterations[self._next]
         self._next += 1
         assert isinstance(iteration, PowerIteration)
-        u, v, value = iteration.refine(op)
-        chain = dense_chain(op)
-        if chain is None:
-            return (u * op.apply(v)).sum()
-        with torch.no_grad():
-            terms = chain_terms(chain, u, v)
-        return self._ledgers.charged(value, terms)
+        return _differentiable(op, *iteration.refine(op), self._ledgers)
 
     def _longest_row(self, weight: Tensor) -> Tensor:
         """Return the 2 -> inf norm of a matrix; its gradient is the longest row, made a unit, in its place."""
