@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from curvcert import curvature
-from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional
+from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional, batching
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Network
 from tests.bounds.cases import feed_forward, randn, residual
@@ -168,7 +168,7 @@ def test_a_batch_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     network = feed_forward((3, 4, 4, 2), SMOOTH["tanh"])
     x, r = points(network, 7), torch.linspace(0, 1, 7, dtype=torch.float64)
     whole = curvature(network, at=x, pair="all"), curvature(network, at=x, radius=r, pair="all")
-    monkeypatch.setattr("curvcert.bounds.curvature.batching._ELEMENTS", 32)
+    monkeypatch.setattr(batching, "_ELEMENTS", 32)
     pieces = curvature(network, at=x, pair="all"), curvature(network, at=x, radius=r, pair="all")
     for a, b in zip(whole, pieces, strict=True):
         torch.testing.assert_close(a.value, b.value, rtol=1e-12, atol=0)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_curvature_range, second_derivative_range
+from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
 from curvcert.bounds.curvature.compositional import block_lipschitz
 from curvcert.bounds.lipschitz.anchored import anchored_slopes
 from curvcert.bounds.lipschitz.drift import Reached, activation_gradients, carry_ball, carry_gradients
@@ -36,10 +37,7 @@ from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.weighted import weighted_norm_upper_bound
-from curvcert.rounding import gamma, inflate
-
-_JACOBIAN_ROWS = 256
-"""Prefix Jacobians are formed for layers of at most this width; wider ones use the anchored constant."""
+from curvcert.rounding import gamma, inflate, next_down, next_up
 
 _BATCHED_GRAM = 128
 """Largest layer with one eigenvalue problem a sample and output."""
@@ -48,6 +46,10 @@ _BATCHED_GRAM = 128
 def anchored_curvature_bound(problem: Problem) -> Bound:
     """Bound the anchored curvature at a batch of points."""
     problem.network.require_smooth()
+    return in_pieces(_bound, problem)
+
+
+def _bound(problem: Problem) -> Bound:
     x, norms, network = problem.anchor, problem.norms, problem.network
     point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
     reached = carry_ball(problem, point, liplt_prefixes(problem, norms))
@@ -91,7 +93,7 @@ def _steps(problem: Problem, reached: list[Reached]) -> list[Step]:
     for k, part in enumerate(reached):
         last = k == len(reached) - 1
         jacobian = torch.minimum(anchored[k], _prefix_jacobian_norms(problem, k))
-        lipschitz = block_lipschitz(part.block, problem, norms)
+        lipschitz = block_lipschitz(part.block, problem, norms, last)
         if isinstance(part.block, Block) and part.z is not None:
             constants = anchored_constants(part.block, part.z)
             omega = _anchored_block_curvature(part.block, constants, problem, last)
@@ -129,7 +131,7 @@ def anchored_constants(block: Block, z: Computed) -> Tensor:
     lower, upper = anchored_curvature_range(block.activation, z.value)
     far = torch.maximum(lower.abs(), upper.abs()) + 2 * block.activation.curvature_c * delta
     width = inflate(delta + z.error, gamma(8))
-    near = second_derivative_range(block.activation, z.value - 2 * width, z.value + 2 * width)
+    near = second_derivative_range(block.activation, next_down(z.value - width), next_up(z.value + width))
     largest = torch.maximum(inflate(far, gamma(8)), torch.maximum(near[0].abs(), near[1].abs()))
     return largest.clamp(max=block.activation.curvature_c)
 
@@ -140,7 +142,7 @@ def _prefix_jacobian_norms(problem: Problem, k: int) -> Tensor:
     if k == 0:
         return torch.ones(len(x), dtype=torch.float64, device=x.device)
     prefix: Network = problem.network.prefix(k)
-    if prefix.outputs > _JACOBIAN_ROWS:
+    if prefix.outputs > JACOBIAN_ROWS:
         return torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
     point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
     return local_bound(Problem(prefix, problem.p, problem.p, point, norms=problem.norms)).value

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from curvcert.network import Block
+from curvcert.operators import Identity
 from curvcert.operators.norm_rule import AbstractNorms, R
 
 
@@ -16,13 +17,16 @@ def block_curvature_product(block: Block, p: float, q: float, norms: AbstractNor
 
     .. math:: \|Dh(x) - Dh(y)\|_{p \to q} \le c \|G\|_{a^* \to q} \|W\|_{p \to b} \|W\|_{p \to c'} \|x - y\|_p,
 
-    the least over (b, c') = (q, inf), (p, inf), (inf, inf) and, for p >= 2, (p, p).
+    the least over (b, c') = (q, inf), (p, inf), (inf, inf), (2, 2) and, for p >= 2, (p, p).
 
     Reference: Entesari et al. (ICML 2024), `prop:naiveJacLip`, which is the case (q, inf) with q = p*.
     Erratum: there the norms of G and W are p*-operator norms, which is unsound for p > 2
     (f = tanh(sum x), n = 20, p = inf: 15.4, and the truth is at least 307.9).
     """
-    pairs = {(q, math.inf), (p, math.inf), (math.inf, math.inf)} | ({(p, p)} if p >= 2 else set())
+    if isinstance(block.G, Identity) and p == q:
+        # Here (q, inf) is the least: ||W||_{p -> b} ||I||_{a* -> q} is at least ||W||_{p -> q} for the others.
+        return block.activation.curvature_c * norms.norm(block.W, p, p) * norms.norm(block.W, p, math.inf)
+    pairs = {(q, math.inf), (p, math.inf), (math.inf, math.inf), (2.0, 2.0)} | ({(p, p)} if p >= 2 else set())
     values = []
     for b, c in sorted(pairs):
         inverse = 1.0 / b + 1.0 / c

@@ -24,6 +24,7 @@ from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.rounding import gamma, inflate
 
 
 def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None = None) -> R:
@@ -32,9 +33,10 @@ def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds:
     prefixes = liplt_prefixes(problem, norms)
     K = torch.zeros((), dtype=torch.float64, device=problem.network.device)
     per_layer = []
-    for block, L in zip(problem.network.blocks, prefixes, strict=False):
-        omega, name = last_or_inner_curvature(block, problem, norms, block_bounds)
-        K = omega * L.square() + block_lipschitz(block, problem, norms) * K
+    last = len(problem.network.blocks) - 1
+    for k, (block, L) in enumerate(zip(problem.network.blocks, prefixes, strict=False)):
+        omega, name = last_or_inner_curvature(block, problem, norms, block_bounds, k == last)
+        K = inflate(omega * L * L + block_lipschitz(block, problem, norms, k == last) * K, gamma(8))
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
     method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
     value = problem.shaped(K)
@@ -42,25 +44,26 @@ def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds:
 
 
 def last_or_inner_curvature(
-    block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None
+    block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None, last: bool
 ) -> tuple[Tensor, str]:
-    """Return a block's curvature in the norms of its place in the network, and the bound's name."""
+    """Return a block's curvature in the norms of its place in the network, and the bound's name.
+
+    `last` tells the place: the same block may stand in several.
+    """
     if not isinstance(block, Block):
         return torch.zeros((), dtype=torch.float64, device=problem.network.device), "affine"
-    last = block is problem.network.blocks[-1]
     if last and problem.scalars:
         return scalar_block_curvatures(block, problem.p, norms), "read-out folded"
     return block_curvature(block, problem.p, problem.q if last else problem.p, norms, block_bounds)
 
 
-def block_lipschitz(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R]) -> Tensor:
+def block_lipschitz(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
     r"""Return the lesser of a block's product bound and its loop-transformed one.
 
     .. math:: \|H + \tfrac{\alpha + \beta}{2} GW\| + \tfrac{\beta - \alpha}{2} \|G\| \|W\|
 
     Reference: Entesari et al. (ICML 2024), equation `eq:LipLT single layer`.
     """
-    last = block is problem.network.blocks[-1]
     product = block_product(block, problem, norms, last)
     if not isinstance(block, Block | Affine):
         return product

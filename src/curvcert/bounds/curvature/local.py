@@ -10,8 +10,10 @@ drift :math:`\eta_k`, and :math:`J_k` is :math:`W_k` behind a prefix with consta
     a \circ W b\|_p \Big],
           \qquad h_k = |u_k(x)| \circ c_k.
 
-Where :math:`\phi''` does not exist everywhere the same holds for differences of gradients, since :math:`\phi'`
-is Lipschitz.
+In l2, where Jacobians are small enough to be formed, :math:`J_k` is instead the one at x with its drift over the
+ball (`jacobians.py`), and each part of the sum is the lesser of both.  No layer's term exceeds that of the
+unrolled bound, and :math:`|u_k|` no global bound on it.  Where :math:`\phi''` does not exist everywhere
+the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
 """
 
 import math
@@ -21,6 +23,10 @@ from torch import Tensor
 
 from curvcert.activations import second_derivative_range
 from curvcert.bounds.curvature.anchored import weighted_bilinear
+from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
+from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
+from curvcert.bounds.curvature.jacobians import Pushed, can_push, push_jacobians
+from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.drift import Covectors, Reached, activation_gradients, carry_ball, carry_gradients
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.local import local_bound
@@ -32,27 +38,35 @@ from curvcert.network.evaluation import Computed
 from curvcert.norms import conjugate
 from curvcert.rounding import gamma, inflate, next_down, next_up
 
-_PREFIX_ROWS = 256
-"""Prefixes of at most this width get a local Lipschitz bound with their Jacobians."""
-
 
 def local_curvature_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs over balls about a batch of points."""
     problem.network.require_smooth()
-    ball = problem.scope
-    if not isinstance(ball, Ball):
+    if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
+    everywhere = [None if term is None else term.value for term in unrolled_terms(problem)]
+    gradients = gradient_bounds(problem, problem.norms)
+    return in_pieces(lambda part: _bound(part, everywhere, gradients), problem)
+
+
+def _bound(problem: Problem, everywhere: list[Tensor | None], gradients: list[GradientBound | None]) -> Bound:
+    ball = problem.scope
+    assert isinstance(ball, Ball)
     reached = carry_ball(problem, ball, liplt_prefixes(problem, problem.norms))
+    jacobians: list[Pushed | None] = [None] * len(reached)
+    if can_push(problem):
+        reached, jacobians = push_jacobians(problem, ball, reached)
     covectors = carry_gradients(problem, reached)
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
     prefixes = _prefix_constants(problem, ball, reached)
     total = torch.zeros_like(covectors[0].drift)
     per_layer = []
-    for part, behind, L in zip(reached, covectors[1:], prefixes, strict=True):
-        if not isinstance(part.block, Block):
+    for k, (part, behind, L) in enumerate(zip(reached, covectors[1:], prefixes, strict=True)):
+        gradient, known = gradients[k], everywhere[k]
+        if not isinstance(part.block, Block) or gradient is None or known is None:
             continue
-        term = _term(part, part.block, behind, L, problem)
+        term = torch.minimum(_term(part, part.block, behind, L, jacobians[k], gradient, problem), known)
         total = total + term
         per_layer.append(LayerTerm(part.block.name, "term", term, "local"))
     value = problem.shaped(inflate(total, gamma(8 * len(reached))))
@@ -61,11 +75,10 @@ def local_curvature_bound(problem: Problem) -> Bound:
 
 def _prefix_constants(problem: Problem, ball: Ball, reached: list[Reached]) -> list[Tensor]:
     """Return Lipschitz constants over the ball of x -> x_k, for every block's input."""
-    constants = [torch.ones_like(ball.r)]
+    constants, everywhere = [torch.ones_like(ball.r)], liplt_prefixes(problem, problem.norms)
     for k in range(1, len(reached)):
-        product = constants[-1] * reached[k - 1].constant
-        prefix = problem.network.prefix(k)
-        if prefix.outputs <= _PREFIX_ROWS or problem.p != 2:
+        product = torch.minimum(constants[-1] * reached[k - 1].constant, everywhere[k])
+        if problem.network.prefix(k).outputs <= JACOBIAN_ROWS:
             product = torch.minimum(product, _local_prefix(problem, ball, k))
         constants.append(inflate(product, gamma(4)))
     return constants
@@ -83,7 +96,15 @@ def ball_curvatures(block: Block, z: Computed, reach: Tensor) -> Tensor:
     return torch.maximum(lower.abs(), upper.abs())
 
 
-def _term(part: Reached, block: Block, behind: Covectors, L: Tensor, problem: Problem) -> Tensor:
+def _term(
+    part: Reached,
+    block: Block,
+    behind: Covectors,
+    L: Tensor,
+    pushed: Pushed | None,
+    gradient: GradientBound,
+    problem: Problem,
+) -> Tensor:
     assert part.z is not None
     assert part.reach is not None
     norms, p = problem.norms, problem.p
@@ -96,4 +117,29 @@ def _term(part: Reached, block: Block, behind: Covectors, L: Tensor, problem: Pr
         spread = torch.minimum(spread, c.flatten(1).amax(dim=1) * norms.hadamard(block.W))
     if math.isinf(p):
         spread = torch.minimum(spread, inflate(c * rows.square(), gamma(4)).flatten(1).amax(dim=1))
-    return inflate((at_point + drift * spread[:, None]) * L.square()[:, None], gamma(16))
+    first, second = at_point * L[:, None] * L[:, None], (spread * L * L)[:, None]
+    if pushed is not None:
+        with_jacobians = _with_jacobian(pushed, c.flatten(1), u.flatten(2))
+        first, second = torch.minimum(first, with_jacobians[0]), torch.minimum(second, with_jacobians[1])
+    apart = first + drift * second
+    # All at once, with each |gradient| at most its value at the centre and the drift, and at most its global bound.
+    largest = torch.minimum(inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0), gradient.entries)
+    together = weighted_bilinear(block.W, c, largest, p, norms) * L[:, None] * L[:, None]
+    if pushed is not None:
+        together = torch.minimum(together, _with_jacobian(pushed, c.flatten(1), largest.flatten(2))[0])
+    return inflate(torch.minimum(apart, together), gamma(16))
+
+
+def _with_jacobian(pushed: Pushed, c: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Bound both parts of a term with the Jacobian at the centre, :math:`\|J(x') - \hat J\| \le E`.
+
+    .. math::
+        \|\mathrm{diag}(h)^{1/2} J\|^2 \le \big(\|\mathrm{diag}(h)^{1/2} \hat J\| + \sqrt{\max h}\, E\big)^2, \qquad
+        \sup_{a,b} \|c \circ Ja \circ Jb\|_2 \le (\|\hat J\| + E) \max_l c_l (\|\hat J_l\| + E).
+    """
+    h = inflate(c[:, None] * u, 0.0)
+    E = pushed.drift[:, None]
+    root = pushed.squared_norms(h).sqrt() + h.amax(dim=2).sqrt() * E
+    size = pushed.weighted_norm(torch.ones_like(c)) + pushed.drift
+    spread = size * (c * (pushed.rows + E)).amax(dim=1)
+    return inflate(root.square(), gamma(16)), inflate(spread, gamma(16))[:, None]

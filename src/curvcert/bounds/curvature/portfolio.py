@@ -1,11 +1,9 @@
 """`curvcert.curvature`: one entry to every curvature bound."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
@@ -13,24 +11,15 @@ from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import unrolled_bound
+from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
-from curvcert.bounds.types import Anchor, Ball, Bound, Global
-from curvcert.errors import InvalidInput
-from curvcert.network import Network
+from curvcert.bounds.types import Anchor, Ball, Bound
+from curvcert.network import Block, Network
+from curvcert.rounding import TINY
 
 
-class AbstractCurvatureMethod(ABC):
+class AbstractCurvatureMethod(AbstractMethod):
     """A way to bound the Lipschitz constant of a network's Jacobian."""
-
-    name: str
-
-    @abstractmethod
-    def reason_to_skip(self, problem: Problem) -> str | None:
-        """Say why the method does not apply to the problem, or None."""
-
-    @abstractmethod
-    def bound(self, problem: Problem) -> Bound:
-        """Bound the constant."""
 
 
 @final
@@ -158,36 +147,10 @@ def curvature(
     """
     problem = make_problem(network, p, q, at, radius, pair, logit)
     problem.network.require_smooth()
-    if isinstance(method, AbstractCurvatureMethod):
-        return _apply(method, problem)
-    if method == "auto":
-        return _least(problem)
-    if method not in CURVATURE_METHODS:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(CURVATURE_METHODS)}.")
-    return _apply(CURVATURE_METHODS[method], problem)
-
-
-def _apply(method: AbstractCurvatureMethod, problem: Problem) -> Bound:
-    reason = method.reason_to_skip(problem)
-    if reason is not None:
-        raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
-    bound = method.bound(problem)
-    if isinstance(bound.scope, Global):
-        return replace(bound, value=problem.over_samples(bound.value))
-    return bound
-
-
-def _least(problem: Problem) -> Bound:
-    reasons = {name: method.reason_to_skip(problem) for name, method in CURVATURE_METHODS.items()}
-    bounds = [_apply(method, problem) for name, method in CURVATURE_METHODS.items() if reasons[name] is None]
-    return least_bound(bounds, problem, tuple(reason for reason in reasons.values() if reason is not None))
-
-
-def least_bound(bounds: list[Bound], problem: Problem, skipped: tuple[str, ...]) -> Bound:
-    """Return the least of several bounds, sample by sample and pair by pair, with the names of the winners."""
-    values = torch.stack([bound.value for bound in bounds])
-    counts = torch.bincount(values.argmin(dim=0).flatten(), minlength=len(bounds)).tolist()
-    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
-    best = bounds[counts.index(max(counts))]
-    scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
-    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)
+    # An affine map's curvature is 0 exactly; any other 0 would be an underflow.
+    floor = TINY if any(isinstance(block, Block) for block in problem.network.blocks) else 0.0
+    one = chosen(method, CURVATURE_METHODS, AbstractCurvatureMethod)
+    if one is not None:
+        return run(one, problem, floor)
+    methods = CURVATURE_METHODS.values()
+    return least(run_all(methods, problem, floor), methods, problem)

@@ -28,6 +28,7 @@ from curvcert.errors import InvalidInput, UnsupportedBlock
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.operators import AbstractLinearMap
+from curvcert.operators.chains import tracked_matrix
 from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
@@ -117,9 +118,10 @@ def _weighted_eigenvalues(W: AbstractLinearMap, weights: Tensor, problem: Proble
     """Bound the largest eigenvalue, or 0, of W' diag(weights) W for each row of weights."""
     if W.in_size > _EIGEN_SIZE:
         return problem.norms.bilinear(W, weights.clamp(min=0.0).reshape(-1, *W.out_shape), 2)
-    matrix = W.as_matrix()
-    peak = weights.abs().amax(dim=1)
-    error = gamma(2 * W.out_size + 2 * rounding_length(W) + 4) * peak * inflate(matrix.square().sum(), 1e-9)
+    matrix, off = tracked_matrix(W, problem.norms.quick_spectral)
+    size = inflate(torch.linalg.vector_norm(matrix), gamma(matrix.numel() + 4))
+    # |M' P M - W' P W| for |M - W| <= off, and the two products' own rounding.
+    error = weights.abs().amax(dim=1) * (gamma(2 * W.out_size + 4) * size * size + off * (2 * size + off))
     pieces = [
         largest_eigenvalues_upper_bound((matrix.T @ (row[:, None] * matrix))[None], inflate(e, gamma(8))[None])
         for row, e in zip(weights, error, strict=True)
@@ -205,6 +207,8 @@ def _dual_lower_bound(
     slope_size = inflate(torch.linalg.vector_norm(slope, dim=1), gamma(slope.shape[1] + 8))
     slope_size = slope_size + eta * drift + 4 * UNIT_ROUNDOFF * (distance.abs() + eta[:, None] * g.abs()).sum(dim=1)
     squared = 0.5 * distance.square().sum(dim=1) * (1 - gamma(distance.shape[1] + 8))
-    gain = inflate(slope_size.square() / (2 * (1 - eta * M)).clamp(min=1e-12), gamma(16))
-    value = squared - inflate((eta * f_above).abs(), gamma(4)) * f_above.sign() - gain
-    return value - gamma(8) * (squared + (eta * f_above).abs() + gain), f
+    # Strong convexity 1 - eta M, rounded down: eta is at most (1 - 1e-9) / M, so that this stays positive.
+    convexity = 1 - inflate(eta * M, 0.0) - 2 * UNIT_ROUNDOFF
+    gain = inflate(slope_size.square() / (2 * convexity), gamma(16))
+    value = squared - eta * f_above - gain
+    return value - gamma(16) * (squared + (eta * f_above).abs() + gain), f

@@ -11,8 +11,9 @@ a prefix constant
 
 and at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
-:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  Never above the
-compositional bound with the read-out folded.  Where :math:`\phi''` does not exist everywhere the same holds
+:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  For feed-forward networks with
+G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does not
+exist everywhere the same holds
 for differences of gradients, since :math:`\phi'` is Lipschitz.
 """
 
@@ -21,8 +22,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
-from curvcert.bounds.lipschitz.lipsdp_recursion import Metric, lipsdp_metrics, reason_to_skip_lipsdp
-from curvcert.bounds.lipschitz.lipsdp_recursion import _congruence as congruence
+from curvcert.bounds.lipschitz.lipsdp_recursion import Metric, congruence, lipsdp_metrics, reason_to_skip_lipsdp
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.network import Block
@@ -31,15 +31,41 @@ from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
+CANDIDATES = ("gradient norm", "gradient entries", "gradient norm, lipsdp", "gradient entries, lipsdp")
+"""The bounds on a term, of which the least counts."""
+
 
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs by a sum over layers."""
     problem.network.require_smooth()
-    norms = problem.norms
-    prefixes = liplt_prefixes(problem, norms)
-    metrics = lipsdp_metrics(problem) if reason_to_skip_lipsdp(problem) is None else None
+    per_layer = tuple(term for term in unrolled_terms(problem) if term is not None)
     total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    per_layer, before = [], None
+    for term in per_layer:
+        total = total + term.value
+    total = inflate(total, gamma(2 * len(problem.network.blocks) + 8))
+    return problem.norms.result(
+        problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
+    )
+
+
+def unrolled_terms(problem: Problem) -> list[LayerTerm | None]:
+    """Return every block's term, one value an output, and the bound that won most; None for an affine block.
+
+    Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
+    """
+    found = iter(problem.once("unrolled", lambda: _terms(problem)))
+    return [
+        LayerTerm(block.name, "term", next(found), CANDIDATES[int(next(found))]) if isinstance(block, Block) else None
+        for block in problem.network.blocks
+    ]
+
+
+def _terms(problem: Problem) -> list[Tensor]:
+    """Return, for every block with an activation, its term and the number of the candidate that won."""
+    norms, prefixes = problem.norms, liplt_prefixes(problem, problem.norms)
+    metrics = lipsdp_metrics(problem) if reason_to_skip_lipsdp(problem) is None else None
+    found: list[Tensor] = []
+    before = None
     for k, (block, gradient) in enumerate(zip(problem.network.blocks, gradient_bounds(problem, norms), strict=True)):
         if not isinstance(block, Block) or gradient is None:
             continue
@@ -50,14 +76,12 @@ def unrolled_bound(problem: Problem) -> Bound:
         if metrics is not None:
             W = block.W if before is None else block.W @ before
             candidates |= _metric_terms(W, gradient, metrics[k], problem)
-        values = torch.stack(list(candidates.values()))
-        term = block.activation.curvature_c * values.amin(dim=0)
-        winner = list(candidates)[int(values.mean(dim=1).argmin())]
-        total, before = total + term, block.G
-        per_layer.append(LayerTerm(block.name, "term", term, winner))
-    return norms.result(
-        problem.shaped(total), problem.p, problem.q, Global(), "unrolled", tuple(per_layer), problem.network.assumes
-    )
+        values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
+        names = [k for k, name in enumerate(CANDIDATES) if name in candidates]
+        found.append(inflate(block.activation.curvature_c * values.amin(dim=0), 0.0))
+        found.append(torch.tensor(names[int(values.detach().mean(dim=1).argmin())]))
+        before = block.G
+    return found
 
 
 def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:
@@ -66,14 +90,17 @@ def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Prob
     if p == 2:
         omega = torch.minimum(omega, norms.hadamard(W))
     return {
-        "gradient norm": inflate(gradient.size * omega * L.square(), gamma(8)),
-        "gradient entries": inflate(norms.bilinear(W, gradient.entries, p) * L.square(), gamma(8)),
+        "gradient norm": inflate(gradient.size * omega * L * L, gamma(8)),
+        "gradient entries": inflate(norms.bilinear(W, gradient.entries, p) * L * L, gamma(8)),
     }
 
 
 def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric, problem: Problem) -> dict[str, Tensor]:
-    """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one."""
-    if metric.matrix is None:
+    """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one.
+
+    None where the matrices would not fit the memory budget: W itself, S, and what a Cholesky factorisation takes.
+    """
+    if metric.matrix is None or 8 * (8 * W.out_size**2 + 2 * W.out_size * W.in_size) > problem.norms.memory_budget:
         return {}
     S, error = congruence(W, metric, problem.norms)
     terms = {"gradient norm, lipsdp": inflate(gradient.size * root_of_product(S, error, S, error), gamma(8))}

@@ -104,7 +104,7 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, pro
         if isinstance(block.G, Identity):
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
         return Metric(inflate(constant, gamma(8)), note="over the memory budget")
-    S, error = _congruence(W, metric, problem.norms)
+    S, error = congruence(W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
     # Slopes about a centre near 0, or a single slope, leave nothing for the matrix to gain.
@@ -191,7 +191,7 @@ def _symmetric_norm(A: Tensor) -> Tensor:
     return inflate(A.abs().sum(dim=1).amax(), gamma(len(A) + 1))
 
 
-def _congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple[Tensor, Tensor]:
+def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple[Tensor, Tensor]:
     """Return W Y W' and a bound on its error in the 2-norm."""
     if metric.matrix is None:
         gram, error = tracked_matrix(W @ W.T, norms.quick_spectral)
@@ -217,7 +217,7 @@ def _fits(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> bool:
 def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:
     if metric.matrix is None:
         return inflate(problem.final_norm(G, problem.norms) * metric.scale.sqrt(), gamma(4))
-    S, error = _congruence(G, metric, problem.norms)
+    S, error = congruence(G, metric, problem.norms)
     if problem.scalars:
         return inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4))
     return inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0)

@@ -1,6 +1,5 @@
 """`curvcert.lipschitz`: one entry to every Lipschitz bound."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -11,26 +10,16 @@ from curvcert.bounds.lipschitz.anchored import anchored_bound
 from curvcert.bounds.lipschitz.liplt import liplt_bound
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, reason_to_skip_lipsdp
 from curvcert.bounds.lipschitz.local import local_bound
+from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.types import Anchor, Ball, Bound, Global
-from curvcert.errors import InvalidInput, SoundnessError
 from curvcert.network import Network
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, inflate
 
 
-class AbstractLipschitzMethod(ABC):
+class AbstractLipschitzMethod(AbstractMethod):
     """A way to bound a Lipschitz constant."""
-
-    name: str
-
-    @abstractmethod
-    def reason_to_skip(self, problem: Problem) -> str | None:
-        """Say why the method does not apply to the problem, or None."""
-
-    @abstractmethod
-    def bound(self, problem: Problem) -> Bound:
-        """Bound the constant."""
 
 
 @final
@@ -152,62 +141,13 @@ def lipschitz(
     True
     """
     problem = make_problem(network, p, q, at, radius, pair, logit)
-    if isinstance(method, AbstractLipschitzMethod):
-        return _apply(method, problem)
-    if isinstance(method, str) and method == "auto":
-        return _least(problem)
-    if not isinstance(method, str) or method not in LIPSCHITZ_METHODS:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(LIPSCHITZ_METHODS)}.")
-    return _apply(LIPSCHITZ_METHODS[method], problem)
-
-
-def _apply(method: AbstractLipschitzMethod, problem: Problem) -> Bound:
-    """Run one method; a global bound serves every sample of a narrower scope."""
-    reason = method.reason_to_skip(problem)
-    if reason is not None:
-        raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
-    bound = _rechecked(method.bound(problem), problem)
-    if isinstance(bound.scope, Global):
-        return replace(bound, value=problem.over_samples(bound.value))
-    return bound
-
-
-def _rechecked(bound: Bound, problem: Problem) -> Bound:
-    """Raise unless a method's result is a bound for what was asked: its type, its norms and its scope."""
-    if not isinstance(bound, Bound):
-        raise SoundnessError(f"A Lipschitz method must return a Bound, got {type(bound).__name__}.")
-    if (bound.p, bound.q) != (problem.p, problem.q):
-        raise SoundnessError(
-            f"The method bounded l{bound.p:g} -> l{bound.q:g}, asked for was l{problem.p:g} -> l{problem.q:g}."
-        )
-    if not isinstance(bound.scope, Global) and bound.scope is not problem.scope:
-        raise SoundnessError(
-            f"The method's bound holds for {type(bound.scope).__name__}, asked for was "
-            f"{type(problem.scope).__name__}. Only a global bound serves another scope."
-        )
-    # A product below the smallest float would round to 0, and 0 is no upper bound on it.
-    return replace(bound, value=bound.value.clamp(min=TINY))
-
-
-def _least(problem: Problem) -> Bound:
-    """Return the least bound, sample by sample and pair by pair."""
-    reasons = [method.reason_to_skip(problem) for method in LIPSCHITZ_METHODS.values()]
-    bounds = _all_that_apply(problem)
+    one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
+    if one is not None:
+        return run(one, problem, TINY)
+    bounds = run_all(LIPSCHITZ_METHODS.values(), problem, TINY)
     if problem.p != 2 or (problem.q != 2 and not problem.scalars):
         bounds += _through_l2(problem)
-    values = torch.stack([bound.value for bound in bounds])
-    winners = values.argmin(dim=0).flatten()
-    counts = torch.bincount(winners, minlength=len(bounds)).tolist()
-    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
-    best = bounds[counts.index(max(counts))]
-    skipped = tuple(reason for reason in reasons if reason is not None)
-    scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
-    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)
-
-
-def _all_that_apply(problem: Problem) -> list[Bound]:
-    methods = LIPSCHITZ_METHODS.values()
-    return [_apply(method, problem) for method in methods if method.reason_to_skip(problem) is None]
+    return least(bounds, LIPSCHITZ_METHODS.values(), problem)
 
 
 def _through_l2(problem: Problem) -> list[Bound]:
@@ -231,5 +171,5 @@ def _through_l2(problem: Problem) -> list[Bound]:
             scope=bound.scope if isinstance(bound.scope, Global) else scope,
             method=f"{bound.method} through l2",
         )
-        for bound in _all_that_apply(replace(problem, p=2.0, q=2.0, scope=wider))
+        for bound in run_all(LIPSCHITZ_METHODS.values(), replace(problem, p=2.0, q=2.0, scope=wider), TINY)
     ]

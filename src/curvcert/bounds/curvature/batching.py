@@ -1,0 +1,68 @@
+"""Anchored and local bounds in pieces of the batch, so that memory does not grow with the number of samples."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from curvcert.bounds.curvature.jacobians import can_push
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
+from curvcert.network import Block
+
+_ELEMENTS = 2**24
+"""Numbers that the widest intermediate result of a piece may hold."""
+
+JACOBIAN_ROWS = 256
+"""Prefixes of at most this width get their Jacobians formed; wider ones use products of constants."""
+
+
+def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
+    """Apply a bound with one value a sample to pieces of the batch, and join the results."""
+    if isinstance(problem.scope, Global):
+        return bound(problem)
+    size = max(1, _ELEMENTS // elements_per_sample(problem))
+    pieces = [bound(part) for part in _split(problem, size)]
+    if len(pieces) == 1:
+        return pieces[0]
+    terms = zip(*(piece.per_layer for piece in pieces), strict=True)
+    return replace(
+        pieces[0],
+        value=torch.cat([piece.value for piece in pieces]),
+        scope=problem.scope,
+        per_layer=tuple(_joined(term) for term in terms),
+    )
+
+
+def elements_per_sample(problem: Problem) -> int:
+    """Return how many numbers the widest batch of covectors of one sample holds."""
+    blocks = problem.network.blocks
+    hidden = [block.W.out_size for block in blocks if isinstance(block, Block)]
+    states = [math.prod(block.out_shape) for block in blocks]
+    rows = [n for n in states[:-1] if n <= JACOBIAN_ROWS]
+    inputs = math.prod(problem.network.in_shape)
+    widest = max(inputs, *hidden, *states)
+    formed = inputs if can_push(problem) else 1
+    return widest * max(problem.network.outputs, formed, *rows, 1)
+
+
+def _split(problem: Problem, size: int) -> list[Problem]:
+    scope = problem.scope
+    assert isinstance(scope, Anchor | Ball)
+    if len(scope.x) <= size:
+        return [problem]
+    parts = range(0, len(scope.x), size)
+    return [
+        replace(
+            problem,
+            scope=Anchor(scope.x[i : i + size])
+            if isinstance(scope, Anchor)
+            else Ball(scope.x[i : i + size], scope.r[i : i + size]),
+        )
+        for i in parts
+    ]
+
+
+def _joined(terms: tuple[LayerTerm, ...]) -> LayerTerm:
+    return replace(terms[0], value=torch.cat([term.value for term in terms]))

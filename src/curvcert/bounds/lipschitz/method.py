@@ -1,0 +1,93 @@
+"""Methods as objects: how one is chosen, run and checked, and how the least of several is taken.
+
+Shared by Lipschitz and curvature bounds.  The runner does not believe a method: what it returns must be a
+`Bound`, in the norms and the scope that were asked for.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Bound, Global
+from curvcert.errors import InvalidInput, SoundnessError
+
+
+class AbstractMethod(ABC):
+    """A way to bound a constant of a network."""
+
+    name: str
+
+    @abstractmethod
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Say why the method does not apply to the problem, or None."""
+
+    @abstractmethod
+    def bound(self, problem: Problem) -> Bound:
+        """Bound the constant."""
+
+
+M = TypeVar("M", bound=AbstractMethod)
+
+
+def chosen(method: str | M, known: Mapping[str, M], kind: type) -> M | None:
+    """Return the method that is meant: an object of that kind, one known by its name, or None for "auto"."""
+    if not isinstance(method, str) and isinstance(method, kind):
+        return method
+    if isinstance(method, str) and method == "auto":
+        return None
+    if not isinstance(method, str) or method not in known:
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(known)}.")
+    return known[method]
+
+
+def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
+    """Run one method and check its result; a global bound serves every sample of a narrower scope.
+
+    Values are raised to `floor`: a product below the smallest float would round to 0, which is no upper bound.
+    """
+    reason = method.reason_to_skip(problem)
+    if reason is not None:
+        raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
+    bound = method.bound(problem)
+    _require_what_was_asked(bound, problem)
+    value = bound.value.clamp(min=floor)
+    return replace(bound, value=problem.over_samples(value) if isinstance(bound.scope, Global) else value)
+
+
+def _require_what_was_asked(bound: object, problem: Problem) -> None:
+    if not isinstance(bound, Bound):
+        raise SoundnessError(f"A method must return a Bound, got {type(bound).__name__}.")
+    if (bound.p, bound.q) != (problem.p, problem.q):
+        raise SoundnessError(
+            f"The method bounded l{bound.p:g} -> l{bound.q:g}, asked for was l{problem.p:g} -> l{problem.q:g}."
+        )
+    if not isinstance(bound.scope, Global) and bound.scope is not problem.scope:
+        raise SoundnessError(
+            f"The method's bound holds for {type(bound.scope).__name__}, asked for was "
+            f"{type(problem.scope).__name__}. Only a global bound serves another scope."
+        )
+
+
+def run_all(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Bound]:
+    """Run every method that applies."""
+    return [run(method, problem, floor) for method in methods if method.reason_to_skip(problem) is None]
+
+
+def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Problem) -> Bound:
+    """Return the least of several bounds, sample by sample and pair by pair.
+
+    `method` names the winners, `per_layer` is that of the most frequent one, and `skipped` says which methods did
+    not apply, and why.
+    """
+    values = torch.stack([bound.value for bound in bounds])
+    counts = torch.bincount(values.argmin(dim=0).flatten(), minlength=len(bounds)).tolist()
+    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
+    best = bounds[counts.index(max(counts))]
+    reasons = (method.reason_to_skip(problem) for method in methods)
+    skipped = tuple(reason for reason in reasons if reason is not None)
+    scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
+    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)
