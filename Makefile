@@ -25,7 +25,7 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --doctest-modules src/curvcert tests
+	$(BIN)/python -m pytest --numprocesses auto --doctest-modules src/curvcert tests
 
 docs: $(VENV)/.dev-installed
 	$(BIN)/mkdocs build --strict

@@ -19,7 +19,7 @@ from curvcert.operators import norm_upper_bound
 from curvcert.operators.base import AbstractLinearMap, Identity
 from curvcert.operators.estimates import norm_estimate
 
-SAMPLES = 32
+SAMPLES = 16
 RADIUS = 0.03
 EPSILONS = (0.02, 0.05, 0.1, 0.2)
 NEXT_STEPS = """\

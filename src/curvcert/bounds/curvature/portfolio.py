@@ -137,6 +137,7 @@ def curvature(
             `itertools.combinations`.
         logit: i for the scalar f_i.
 
+    >>> import torch
     >>> from torch import nn
     >>> from curvcert.network import trace
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval()
