@@ -97,7 +97,11 @@ def record_of_this_run(
 
 
 def versions(packages: tuple[str, ...] = MEASURED_PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of the packages that are installed."""
+    """Return the versions of Python and of the packages that are installed.
+
+    >>> versions(("torch", "no-such-package")).keys() == {"python", "torch"}
+    True
+    """
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -108,7 +112,11 @@ def versions(packages: tuple[str, ...] = MEASURED_PACKAGES) -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the processor's model, its architecture and the number of cores; no host name."""
+    """Return the processor's model, its architecture and the number of cores; no host name.
+
+    >>> sorted(hardware())
+    ['cores', 'cpu', 'machine']
+    """
     return {"cpu": _cpu_model(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
 
 

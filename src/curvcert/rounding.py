@@ -40,7 +40,11 @@ def next_up(x: Tensor) -> Tensor:
 
 
 def next_down(x: Tensor) -> Tensor:
-    """Return the next smaller float, elementwise."""
+    """Return the next smaller float, elementwise.
+
+    >>> 1.0 - next_down(torch.tensor(1.0, dtype=torch.float64)).item() == 2.0**-53
+    True
+    """
     return torch.nextafter(x, torch.full_like(x, -torch.inf))
 
 

@@ -181,6 +181,15 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
     """Return the expression for module(value); a module of an unknown type is refused by name.
 
     Rules are looked up by the exact type: a subclass may compute something else.
+
+    >>> class Doubled(nn.Module):
+    ...     def forward(self, x):
+    ...         return 2 * x
+    >>> @lower.register
+    ... def _(module: Doubled, value: Value, path: str) -> Value:
+    ...     return scale_by(value, torch.tensor(2.0))
+    >>> lower(Doubled(), start((), (3,), torch.device("cpu")), "doubled").shape
+    (3,)
     """
     if parametrize.is_parametrized(module):
         raise UnsupportedModule(

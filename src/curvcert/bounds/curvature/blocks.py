@@ -31,6 +31,14 @@ def block_curvature(
     """Return the least Jacobian-Lipschitz constant of a block over the named bounds, and its name.
 
     Without names, over all that apply; a named bound that does not apply raises.
+
+    >>> from curvcert.activations import TANH
+    >>> from curvcert.operators import Dense, Identity, NormBounds, Zero
+    >>> W, zero = Dense(torch.tensor([[3.0]], dtype=torch.float64)), torch.zeros(1, dtype=torch.float64)
+    >>> block = Block(Zero((1,), (1,)), Identity((1,)), W, zero, zero, TANH)
+    >>> value, name = block_curvature(block, 2, 2, NormBounds(), ["sdp"])
+    >>> round(float(value), 6) == round(9 * 4 / 27**0.5, 6)
+    True
     """
     found: dict[str, Tensor] = {}
     for name in names or BLOCK_BOUNDS:
@@ -51,6 +59,14 @@ def scalar_block_curvatures(block: Block, p: float, norms: AbstractNorms[R]) -> 
 
     For the row g of G, :math:`c \sup \sum_l |g_l| |W_l a| |W_l b|`; at p = 2 that is
     :math:`c \lambda_{max}(W^T \mathrm{diag}|g| W)`, exact if the signs of :math:`\phi''` are free.
+
+    >>> from curvcert.activations import TANH
+    >>> from curvcert.operators import Dense, Identity, NormBounds, Zero
+    >>> W, zero = Dense(torch.tensor([[3.0]], dtype=torch.float64)), torch.zeros(1, dtype=torch.float64)
+    >>> block = Block(Zero((1,), (1,)), Identity((1,)), W, zero, zero, TANH)
+    >>> value = scalar_block_curvatures(block, 2, NormBounds())
+    >>> round(float(value), 6) == round(9 * 4 / 27**0.5, 6)
+    True
     """
     rows = block.G.adjoint(basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
     return block.activation.curvature_c * norms.bilinear(block.W, outward_size(block, rows), p)

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("first-bound.md", "which-lipschitz-bound.md", "networks.md")
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "README.md",
+    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md") if page.name != "installation.md"),
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\s*^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_run_and_print_what_the_page_says(page) -> None:
-    blocks = BLOCK.findall((DOCS / page).read_text())
+    blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks
     names: dict[str, object] = {"__name__": page}
     for code, expected in blocks:
