@@ -39,6 +39,7 @@ bench: $(VENV)/.dev-installed
 
 figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.curvature_tightness
+	$(BIN)/python -m benchmarks.certificate_pictures
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

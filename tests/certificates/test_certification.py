@@ -2,18 +2,22 @@
 
 import math
 import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from curvcert.attacks import pgd
-from curvcert.certificates import Certificate, certify
+from curvcert.attacks import Attack, pgd
+from curvcert.bounds.curvature import Compositional, curvature
+from curvcert.certificates import Certificate, certify, with_search
 from curvcert.certificates.attack_radius import replays
-from curvcert.errors import InvalidInput, UnsupportedActivation
+from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.network import trace
 from curvcert.nn import CentredSoftplus
 from curvcert.norms import vector_norm
+from curvcert.reporting import draw_accuracy, draw_witnesses
 from tests.certificates.cases import blobs, digits, digits_network, planar
 
 NORMS = [1.0, 2.0, math.inf]
@@ -245,3 +249,66 @@ def test_the_jump_of_torchs_softplus_is_charged_to_the_margin() -> None:
     lost = margins[1] - margins[2]
     assert bool((lost > 1e-8).all())  # log1p(exp(-16)) is 1.1e-7 a neuron
     assert bool((lost < 1e-4).all())
+
+
+def test_there_are_at_least_as_many_witnesses_as_the_papers_formula_gives() -> None:
+    """The paper's K for a pair, sqrt(2) times its recursion for the vector, with exact norms; no box."""
+    x = blobs(400, seed=3)[0].double()
+    network = planar()
+    cert = certify(network, x)
+    K = 2**0.5 * float(curvature(network, method=Compositional(["sdp"])))
+    logits, jacobian = network(x), network.jacobian(x)
+    own, rows = logits.gather(1, cert.label[:, None]), jacobian[torch.arange(len(x)), cert.label]
+    margin, g = own - logits, vector_norm((jacobian - rows[:, None]).flatten(2), 2, dim=2)
+    papers = ((2 * K * margin < g.square()) & (margin > 0)).any(dim=1)
+    assert int(papers.sum()) >= 1
+    assert int((cert.attack_radius.isfinite() & cert.correct).sum()) >= int(papers.sum())
+
+
+class TestSearch:
+    def test_is_merged_and_told_apart(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(30)
+        cert = certify(network, x, y)
+        attack = pgd(network, x, y, 0.4, steps=30, restarts=1)
+        merged = with_search(cert, network, x, attack)
+        assert bool(attack.broken.any())
+        assert torch.equal(merged.attack_radius, cert.attack_radius)
+        assert bool((merged.search_radius[attack.broken & cert.correct] <= 0.4 * (1 + 1e-12)).all())
+        assert bool((merged.interval()[:, 0] <= merged.interval()[:, 1]).all())
+        assert merged.certified_accuracy(0.4) <= merged.searched_accuracy(0.4) <= merged.attacked_accuracy(0.4)
+
+    def test_what_does_not_replay_does_not_count(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(5)
+        cert = certify(network, x, y)
+        liar = Attack(torch.ones(5, dtype=torch.bool), x + 1e-9)
+        assert bool(with_search(cert, network, x, liar).search_radius[cert.correct].isinf().all())
+
+    def test_a_refuted_certificate_raises(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(30)
+        cert = certify(network, x, y)
+        attack = pgd(network, x, y, 0.4, steps=30, restarts=1)
+        with pytest.raises(SoundnessError, match="inside a certified ball"):
+            with_search(replace(cert, radius=cert.radius + 1.0), network, x, attack)
+
+    def test_sizes_must_agree(self) -> None:
+        network, _ = digits_network()
+        x, y = digits(5)
+        with pytest.raises(InvalidInput, match="samples"):
+            with_search(certify(network, x, y), network, x[:3], pgd(network, x[:3], y[:3], 0.1, steps=2, restarts=1))
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    network, _ = digits_network()
+    x, y = digits(360)
+    cert = certify(network, x, y, method="unrolled")
+    draw_accuracy(cert, tmp_path / "accuracy.png", [0.0, 0.1, 0.2])
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
+    if bool((cert.attack_radius.isfinite() & cert.correct).any()):
+        draw_witnesses(cert, network, x, tmp_path / "witnesses.png")
+        assert (tmp_path / "witnesses.png").stat().st_size > 1000
+    none = replace(cert, attack_radius=torch.full_like(cert.attack_radius, math.inf))
+    with pytest.raises(InvalidInput, match="no witness"):
+        draw_witnesses(none, network, x, tmp_path / "nothing.png")

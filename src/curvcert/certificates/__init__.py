@@ -2,5 +2,6 @@
 
 from curvcert.certificates.certificate import Certificate
 from curvcert.certificates.certification import Certifier, certifier, certify
+from curvcert.certificates.search import with_search
 
-__all__ = ["Certificate", "Certifier", "certifier", "certify"]
+__all__ = ["Certificate", "Certifier", "certifier", "certify", "with_search"]

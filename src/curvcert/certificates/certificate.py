@@ -29,6 +29,8 @@ class Certificate:
         method: the name of the method behind `radius`, a sample.
         attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
         witness: the misclassified point, NaN where there is none.
+        search_radius: the distance of the nearest misclassified point that a search such as PGD found, see
+            `with_search`; inf where none, 0 where not correct.
         margin: f_y - max f_i, rounded down.
         curvature_wins: whether the condition of `prop:compare` holds.
         p: the norm of the radii.
@@ -46,6 +48,7 @@ class Certificate:
     method: tuple[str, ...]
     attack_radius: Tensor
     witness: Tensor
+    search_radius: Tensor
     margin: Tensor
     curvature_wins: Tensor
     p: float
@@ -67,9 +70,18 @@ class Certificate:
         """Return the fraction of all samples that are neither certified nor attacked at eps."""
         return self.attacked_accuracy(eps) - self.certified_accuracy(eps)
 
+    def searched_accuracy(self, eps: float) -> float:
+        """Return the fraction of all samples that neither a witness nor a search has broken within eps."""
+        return float(((self.falsified_radius > _eps(eps)) & self.correct).double().mean())
+
+    @property
+    def falsified_radius(self) -> Tensor:
+        """The distance of the nearest misclassified point known, from a witness or from a search."""
+        return torch.minimum(self.attack_radius, self.search_radius)
+
     def interval(self) -> Tensor:
         """Return [certified, falsified] for every sample: the true radius lies between them."""
-        return torch.stack([self.radius, self.attack_radius], dim=1)
+        return torch.stack([self.radius, self.falsified_radius], dim=1)
 
     def __repr__(self) -> str:
         share, median = float(self.correct.double().mean()), float(self.radius.median())

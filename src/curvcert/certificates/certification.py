@@ -313,6 +313,7 @@ def _assembled(
         ),
         attack_radius=attack[0],
         witness=attack[1],
+        search_radius=torch.where(points.correct, torch.inf, 0.0).to(torch.float64),
         margin=points.margin.amin(dim=1),
         curvature_wins=wins.scatter(1, points.label[:, None], True).all(dim=1) & points.correct,
         p=request.p,

@@ -1,0 +1,56 @@
+"""What certificates of the embedded network look like: accuracy against radius, and some witnesses.
+
+Claim: none; it draws what `certify` and PGD give for the embedded network on the embedded test digits.
+Hardware: whatever it runs on; the record says which.
+Trials: the first DIGITS test digits, PGD from SEED.
+
+    python -m benchmarks.certificate_pictures
+"""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.harness import write_record
+from curvcert.attacks import pgd
+from curvcert.certificates import certify, with_search
+from curvcert.data import load_demo_network, load_digits
+from curvcert.network import trace
+from curvcert.reporting import draw_accuracy, draw_witnesses
+
+SEED = 0
+DIGITS = 360
+RADII = [k / 200 for k in range(81)]
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+
+
+def main() -> None:
+    """Certify, attack, draw and record."""
+    network = trace(load_demo_network(), torch.zeros(1, 1, 8, 8))
+    digits = load_digits("test")
+    x, y = digits.as_float64()[:DIGITS], digits.labels[:DIGITS]
+    certificate = certify(network, x, y, box=(0, 1))
+    for eps in RADII[4::4]:
+        attack = pgd(network, x, y, eps, steps=50, restarts=2, box=(0.0, 1.0), seed=SEED)
+        certificate = with_search(certificate, network, x, attack)
+    draw_accuracy(certificate, IMAGES / "certificate-accuracy.svg", RADII)
+    draw_accuracy(certificate, IMAGES / "certificate-accuracy.png", RADII)
+    draw_witnesses(certificate, network, x, IMAGES / "certificate-witnesses.png")
+    witnesses = int((certificate.attack_radius.isfinite() & certificate.correct).sum())
+    figures = {
+        "digits": DIGITS,
+        "correct": float(certificate.correct.double().mean()),
+        "median_radius": float(certificate.radius.median()),
+        "witnesses": witnesses,
+        "radii": RADII,
+        "certified": [certificate.certified_accuracy(eps) for eps in RADII],
+        "attacked": [certificate.attacked_accuracy(eps) for eps in RADII],
+        "searched": [certificate.searched_accuracy(eps) for eps in RADII],
+    }
+    path = write_record("certificate_pictures", "python -m benchmarks.certificate_pictures", SEED, {}, figures)
+    Console().print(f"{certificate}; recorded in {path}")
+
+
+if __name__ == "__main__":
+    main()
