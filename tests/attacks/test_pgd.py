@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from curvcert.attacks import pgd
+from curvcert.certificates import certify
 from curvcert.errors import InvalidInput
 from curvcert.norms import vector_norm
 from tests.certificates.cases import blobs, digits, digits_network, planar
@@ -63,3 +64,24 @@ def test_bad_input(arguments: dict[str, float]) -> None:
     x, y = blobs(3)
     with pytest.raises(InvalidInput):
         pgd(planar(), x.double(), y, 0.1, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("p", NORMS)
+def test_foolbox_breaks_nothing_inside_a_certified_ball(p: float) -> None:
+    foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed (extra 'attack')")
+    network, model = digits_network()
+    x, y = digits()
+    radius = certify(network, x, y, p=p).radius
+    attacks = {
+        1.0: [foolbox.attacks.L1ProjectedGradientDescentAttack(steps=50), foolbox.attacks.SparseL1DescentAttack()],
+        2.0: [foolbox.attacks.L2ProjectedGradientDescentAttack(steps=50), foolbox.attacks.L2FastGradientAttack()],
+        math.inf: [
+            foolbox.attacks.LinfProjectedGradientDescentAttack(steps=50),
+            foolbox.attacks.LinfFastGradientAttack(),
+        ],
+    }
+    wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+    for eps in [float(radius.quantile(share)) for share in (0.25, 0.5, 0.9)]:
+        for attack in attacks[p]:
+            _, _, broken = attack(wrapped, x.float(), y, epsilons=eps)
+            assert not bool((broken & (radius > eps * (1 + 1e-6))).any())

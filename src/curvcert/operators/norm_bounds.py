@@ -80,6 +80,7 @@ class NormBounds(AbstractNorms[Bound]):
             raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
         self.memory_budget = memory_budget
         self._known: dict[tuple[Hashable, float, float], tuple[AbstractLinearMap, Bound]] = {}
+        self._hadamards: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
         self._absolutes: dict[tuple[Hashable, float], tuple[AbstractLinearMap, Tensor]] = {}
         self._grams: dict[Hashable, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
 
@@ -142,8 +143,11 @@ class NormBounds(AbstractNorms[Bound]):
 
     def hadamard(self, op: AbstractLinearMap) -> Tensor:
         """Bound the root of the largest eigenvalue of (A A') squared entry by entry."""
-        with torch.no_grad():
-            return khatri_rao.hadamard_norm_upper_bound(_in_float64(op), self)
+        key = structure(op)
+        if key not in self._hadamards:
+            with torch.no_grad():
+                self._hadamards[key] = (op, khatri_rao.hadamard_norm_upper_bound(_in_float64(op), self))
+        return self._hadamards[key][1]
 
     def vectorised(self, G: AbstractLinearMap, W: AbstractLinearMap) -> Tensor:
         """Bound the root of the largest eigenvalue of (G'G) o (WW')."""
