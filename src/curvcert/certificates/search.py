@@ -29,7 +29,7 @@ def with_search(certificate: Certificate, network: Network, x: Tensor, attack: A
     >>> net, x = trace(model, torch.zeros(1, 1)), torch.tensor([[0.5]], dtype=torch.float64)
     >>> cert = certify(net, x)
     >>> merged = with_search(cert, net, x, pgd(net, x, cert.label, 0.6, restarts=1))
-    >>> bool(merged.radius[0] <= 0.5 < merged.falsified_radius[0] <= 0.6)
+    >>> bool(merged.radius[0] <= 0.5 < merged.falsified_radius[0] < 0.601)
     True
     """
     x = network.require_batch(x).to(network.device)
