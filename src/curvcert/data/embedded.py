@@ -8,6 +8,8 @@ from curvcert.errors import InvalidInput
 SHA256 = {
     "digits.safetensors": "b9df9f0ed50574f8918a7edc0e06c9b9b447080dc48c262bf524d7a9c50e75b3",
     "demo_network.safetensors": "b28a8b83807003217bb18654ae85c1c9793a5799e3e78b46fa9821488c39ac2c",
+    "mnist_network.safetensors": "c45683a220bb0e6d0787b1a157bd4064fe93a39cc186f9333a78621769dc3458",
+    "mnist_test.safetensors": "e0e0dc584b41fce1c5c6c0bcbd044c27709595b71692385d792bb4a21bef6414",
 }
 """One row a file; the scripts that write the files print the digests."""
 
