@@ -1,5 +1,7 @@
 """SLL-like blocks are proven to contract, never assumed to; networks of them add up the blocks' curvatures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +16,7 @@ from curvcert.bounds.lipschitz.monotone import monotone_residual_constant
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.network import Block, Network
-from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Diagonal, Identity, NormBounds
+from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Diagonal, Identity, NormBounds, Zero
 
 F64 = torch.float64
 
@@ -68,15 +70,67 @@ def test_the_curvature_of_one_lipschitz_blocks_is_the_sum_of_theirs() -> None:
     assert total * (1 - 1e-9) <= K <= total * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("change", ["other weight", "no skip", "positive sign", "slopes below 0"])
+@pytest.mark.parametrize("change", ["other weight", "another skip", "positive sign", "slopes below 0", "no skip"])
 def test_blocks_of_another_form_are_left_to_other_rules(change: str) -> None:
     W = Dense(torch.eye(3, dtype=F64))
     d, zero = torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64)
     G = -1.0 * (W.T @ Diagonal(d, (3,)))
     cases = {
-        "other weight": Block(Identity((3,)), -1.0 * Dense(torch.eye(3, dtype=F64)).T, W, zero, zero, TANH),
-        "no skip": Block(2.0 * Identity((3,)), G, W, zero, zero, TANH),
+        "other weight": Block(Identity((3,)), -1.0 * Dense(2 * torch.eye(3, dtype=F64)).T, W, zero, zero, TANH),
+        "another skip": Block(W, G, W, zero, zero, TANH),
         "positive sign": Block(Identity((3,)), W.T @ Diagonal(d, (3,)), W, zero, zero, TANH),
         "slopes below 0": Block(Identity((3,)), G, W, zero, zero, ACTIVATIONS["sin"]),
+        "no skip": Block(Zero((3,), (3,)), G, W, zero, zero, TANH),
     }
     assert monotone_residual_constant(cases[change], NormBounds()) is None
+
+
+def test_copies_of_a_map_count_as_the_same() -> None:
+    kernel = torch.randn(3, 2, 3, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    block = sll(Conv2d(kernel, (2, 5, 5), padding=((1, 1), (1, 1))), torch.full((3, 1, 1), 1e-3, dtype=F64))
+    copied = replace(block, W=Conv2d(kernel.clone(), (2, 5, 5), padding=((1, 1), (1, 1))))
+    assert float(monotone_residual_constant(copied, NormBounds())) == 1.0
+    moved = replace(block, W=Conv2d(kernel.clone(), (2, 5, 5), padding=((0, 2), (1, 1))))
+    assert monotone_residual_constant(moved, NormBounds()) is None
+
+
+@pytest.mark.parametrize("per_pixel", [False, True])
+def test_the_norm_of_a_weighted_convolution_is_that_of_its_matrix(per_pixel: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    W = Conv2d(torch.randn(3, 2, 3, 3, dtype=F64, generator=generator), (2, 5, 4), padding=((1, 1), (1, 1)))
+    d = torch.rand(W.out_shape if per_pixel else (3, 1, 1), dtype=F64, generator=generator) + 0.1
+    matrix = d.expand(W.out_shape).reshape(-1, 1).sqrt() * W.as_matrix()
+    r = float(torch.linalg.matrix_norm(matrix, 2)) ** 2
+    expected = (1 + r * (r - 2)) ** 0.5
+    constant = float(monotone_residual_constant(sll(W, d), NormBounds()))
+    assert expected <= constant <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sign", [1.0, -3.0])
+def test_a_map_behind_the_block_is_a_factor(sign: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    W, A = (torch.randn(n, 4, dtype=F64, generator=generator) for n in (6, 3))
+    behind = sign * Dense(A)
+    block = sll(Dense(W), sll_diagonal(W)).read_out(behind)
+    norms = NormBounds()
+    constant = monotone_residual_constant(block, norms)
+    assert constant is not None
+    assert float(constant) <= abs(sign) * float(torch.linalg.matrix_norm(A, 2)) * (1 + 1e-9)
+    jacobian = Network((block,)).jacobian(torch.randn(500, 4, dtype=F64, generator=generator))
+    assert float(torch.linalg.matrix_norm(jacobian, 2).max()) <= float(constant)
+    rows = monotone_residual_constant(block, norms, lambda op: norms.row_norms(op, 2))
+    assert rows is not None
+    assert torch.allclose(rows, abs(sign) * A.norm(dim=1), rtol=1e-9)
+    assert bool((jacobian.norm(dim=2).amax(dim=0) <= rows).all())
+
+
+def test_the_constant_is_at_least_a_search_over_diagonals_of_slopes() -> None:
+    # Every diagonal of slopes in [0, 1] is attained by some activation: the bound covers them all, and one attains it.
+    generator = torch.Generator().manual_seed(0)
+    for scale in (0.5, 1.0, 1.05, 1.5, 4.0):
+        W = torch.randn(3, 3, dtype=F64, generator=generator)
+        d = scale * sll_diagonal(W)
+        constant = float(monotone_residual_constant(sll(Dense(W), d), NormBounds()))
+        slopes = torch.rand(2000, 3, dtype=F64, generator=generator).round(decimals=1)
+        jacobian = torch.eye(3, dtype=F64) - W.T @ ((d * slopes)[:, :, None] * W)
+        assert float(torch.linalg.matrix_norm(jacobian, 2).max()) <= constant * (1 + 1e-12)

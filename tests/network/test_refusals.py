@@ -377,7 +377,7 @@ def test_bad_batches(name: str) -> None:
 
 
 def test_not_a_module() -> None:
-    with pytest.raises(InvalidInput, match=r"expects an nn\.Module, got function"):
+    with pytest.raises(InvalidInput, match=r"Expected an nn\.Module, got function"):
         curvcert.trace(lambda x: x, torch.zeros(1, 4))  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ from curvcert.operators import (
     Zero,
     batch_norm_in_eval,
 )
+from curvcert.operators.permutation import Permutation
 
 F64 = torch.float64
 
@@ -88,6 +89,8 @@ CASES = [
         lambda: batch_norm_in_eval((3, 2, 2), randn(3), randn(3, seed=1).abs(), 1e-5, randn(3, seed=2))[0],
     ),
     Case("reshape", lambda: Reshape((2, 3), (3, 2, 1))),
+    Case("permutation", lambda: Permutation((2, 3, 2), (2, 0, 1))),
+    Case("permuted conv", lambda: Permutation((3, 3, 4), (1, 2, 0)) @ Conv2d(randn(3, 2, 3, 3), (2, 5, 6))),
     Case("identity", lambda: Identity((2, 3))),
     Case("zero", lambda: Zero((3,), (2, 2))),
     Case("transposed conv", lambda: Conv2d(randn(3, 2, 4, 4), (2, 8, 8), (2, 2), ((1, 1), (1, 1))).T),

@@ -71,7 +71,8 @@ class Bound:
     skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _validate(self)
+        _validate_norms(self)
+        _validate_value(self)
         if self.value.dtype != torch.float64:
             raise InvalidInput(f"A Bound holds float64, got {self.value.dtype}. Compute it in float64.")
 
@@ -87,6 +88,8 @@ class Bound:
 class Estimate:
     """A number near the truth on an unknown side of it: for training, never for a certificate.
 
+    Its value is not looked at, which would wait for the device at every step: it may be NaN where weights are.
+
     >>> Estimate(torch.tensor(2.0), p=2, q=2, method="power iteration")
     Estimate(~ 2, l2 -> l2, global, by power iteration)
     """
@@ -99,7 +102,7 @@ class Estimate:
     per_layer: tuple[LayerTerm, ...] = ()
 
     def __post_init__(self) -> None:
-        _validate(self)
+        _validate_norms(self)
 
     def __float__(self) -> float:
         return _as_float(self)
@@ -108,14 +111,16 @@ class Estimate:
         return f"Estimate(~ {_describe(self)})"
 
 
-def _validate(result: Bound | Estimate) -> None:
+def _validate_norms(result: Bound | Estimate) -> None:
     object.__setattr__(result, "p", validate_p(result.p))
     object.__setattr__(result, "q", validate_p(result.q, "q"))
-    value = result.value.detach()
+
+
+def _validate_value(bound: Bound) -> None:
+    value = bound.value.detach()
     if bool(torch.isnan(value).any()) or bool((value < 0).any()):
         raise InvalidInput(
-            f"A {type(result).__name__} is a nonnegative number, got {_show(value)}. "
-            "Check the weights for NaN and overflow."
+            f"A Bound is a nonnegative number, got {_show(value)}. Check the weights for NaN and overflow."
         )
 
 

@@ -200,6 +200,8 @@ class MaxPool(AbstractBlock):
 
 def _require_float64(*offsets: Tensor) -> None:
     for offset in offsets:
+        if offset.is_meta:  # a live block: offsets without values
+            continue
         if offset.dtype != torch.float64 or not bool(torch.isfinite(offset).all()):
             raise InvalidInput(f"A block needs finite float64 offsets, got {offset.dtype}, or NaN or infinity.")
 
@@ -211,6 +213,8 @@ def image(A: AbstractLinearMap, x: Tensor) -> Tensor:
 
 def fold_offset(A: AbstractLinearMap, offset: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return A offset and a bound on its error, given a bound on the offset's; exact zeros stay exact."""
+    if offset.is_meta:
+        return offset.new_empty(A.out_shape), None
     if not bool(offset.any()) and error is None:
         return offset.new_zeros(A.out_shape), None
     return A.apply(offset), image_error(A, offset, error) + TINY
@@ -220,6 +224,8 @@ def add_offsets(
     left: Tensor, right: Tensor, left_error: Tensor | None, right_error: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return left + right and a bound on its error; a sum with an exact zero does not round."""
+    if left.is_meta:
+        return left, None
     errors = [error for error in (left_error, right_error) if error is not None]
     total = left + right
     if bool(left.any()) and bool(right.any()):

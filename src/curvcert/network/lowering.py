@@ -3,6 +3,10 @@ r"""How each module becomes part of a block: `lower(module, value)`.
 While a network is traced, a value is an expression :math:`Hx + G\Phi(Wx + b) + c` of the output x of the
 blocks built so far.  A linear module multiplies H, G and c from the left; an activation starts the next
 Phi; a sum of two expressions of the same x is one again, as long as they share one Phi.
+
+A value is either exact (float64 copies of the weights, offsets with their rounding errors: what `trace` reads) or
+live: over the module's own parameters, in their dtype and with their gradients, for estimates in training.  What
+holds at every input does not depend on offsets, so those of a live value have no values (torch's meta device).
 """
 
 import math
@@ -54,7 +58,7 @@ class Hidden:
     @cached_property
     def blocks(self) -> Blocks:
         """The blocks up to and including this Phi; one tuple, so that branches that start here know each other."""
-        H, G = _zero(self.W.in_shape, self.W.out_shape, self.b.device), _identity(self.W.out_shape, self.b.device)
+        H, G = _zero(self.W.in_shape, self.W.out_shape, self.W), _identity(self.W.out_shape, self.W)
         c = torch.zeros_like(self.b)
         return (*self.below, Block(H, G, self.W, self.b, c, self.activation, self.name, self.b_error))
 
@@ -86,11 +90,16 @@ class Value:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.c.device
+        return self.H.device
+
+    @property
+    def live(self) -> bool:
+        """Whether this is an expression over parameters in training; its offsets have no values."""
+        return self.c.is_meta
 
     def linear(self, A: AbstractLinearMap, offset: Tensor | None = None) -> "Value":
         """Return A value + offset."""
-        A = A.to(F64, self.device)
+        A = A.to(self.H.dtype, self.device)
         c, error = fold_offset(A, self.c, self.c_error)
         branch = None if self.branch is None else Branch(A @ self.branch.G, self.branch.hidden)
         value = replace(self, H=A @ self.H, branch=branch, c=c, c_error=error)
@@ -98,6 +107,8 @@ class Value:
 
     def shift(self, offset: Tensor, offset_error: Tensor | None = None) -> "Value":
         """Return value + offset; a sum of two nonzero offsets rounds, and says by how much."""
+        if self.live:
+            return self
         offset = offset.detach().to(F64).to(self.device).expand(self.shape)
         c, error = add_offsets(self.c, offset, self.c_error, offset_error)
         return replace(self, c=c, c_error=error)
@@ -106,8 +117,8 @@ class Value:
         """Return Phi(value)."""
         inner = self._settled()
         hidden = Hidden(inner.blocks, inner.H, inner.c, inner.c_error, activation, name)
-        H = _zero(inner.H.in_shape, self.shape, self.device)
-        branch = Branch(_identity(self.shape, self.device), hidden)
+        H = _zero(inner.H.in_shape, self.shape, self.H)
+        branch = Branch(_identity(self.shape, self.H), hidden)
         return Value(inner.blocks, H, torch.zeros_like(self.c), branch=branch, name=name)
 
     def plus(self, other: "Value", name: str) -> "Value":
@@ -120,38 +131,48 @@ class Value:
         branch = _sum_of_branches(left.branch, right.branch, name)
         total = replace(left.shift(right.c, right.c_error), H=left.H + right.H, branch=branch, name=name)
         residual = branch is not None and not isinstance(total.H, Zero)
-        return start(total.close(), self.shape, self.device) if residual else total
+        return self.restart(total.close(), self.shape) if residual else total
 
     def close(self) -> Blocks:
         """Return the blocks with this expression as the last of them."""
         if self.branch is None:
-            unchanged = isinstance(self.H, Identity) and not bool(self.c.any()) and self.c_error is None
+            shifted = not self.live and (bool(self.c.any()) or self.c_error is not None)
+            unchanged = isinstance(self.H, Identity) and not shifted
             affine = Affine(self.H, self.c, self.name or "affine", self.c_error)
             return self.blocks if unchanged else (*self.blocks, affine)
         G, inner = self.branch.G, self.branch.hidden
         block = Block(self.H, G, inner.W, inner.b, self.c, inner.activation, inner.name, inner.b_error, self.c_error)
         return (*self.blocks, block)
 
+    def restart(self, blocks: Blocks, shape: Shape) -> "Value":
+        """Return the output of the given blocks, as the x of the expressions that follow."""
+        return start(blocks, shape, self.device, self.H.dtype, self.live)
+
+    def weight(self, parameter: Tensor) -> Tensor:
+        """Return a module's weight as this value needs it: the parameter itself, or its exact values in float64."""
+        return parameter if self.live else parameter.detach().to(F64).clone()
+
     def _settled(self) -> "Value":
         """Return the same value without a branch: its Phi ends a block, and G and c belong to what follows."""
         if self.branch is None:
             return self
         if not isinstance(self.H, Zero):
-            return start(self.close(), self.shape, self.device)
+            return self.restart(self.close(), self.shape)
         return replace(self, blocks=self.branch.hidden.blocks, H=self.branch.G, branch=None)
 
 
-def start(blocks: Blocks, shape: Shape, device: torch.device) -> Value:
+def start(blocks: Blocks, shape: Shape, device: torch.device, dtype: torch.dtype = F64, live: bool = False) -> Value:
     """Return the value x itself, of the given shape, after the given blocks."""
-    return Value(blocks, _identity(shape, device), torch.zeros(shape, dtype=F64, device=device))
+    c = torch.zeros(shape, dtype=F64, device="meta" if live else device)
+    return Value(blocks, Identity(shape, dtype, device), c)
 
 
-def _identity(shape: Shape, device: torch.device) -> AbstractLinearMap:
-    return Identity(shape, device=device)
+def _identity(shape: Shape, like: AbstractLinearMap) -> AbstractLinearMap:
+    return Identity(shape, like.dtype, like.device)
 
 
-def _zero(source: Shape, target: Shape, device: torch.device) -> AbstractLinearMap:
-    return Zero(source, target, device=device)
+def _zero(source: Shape, target: Shape, like: AbstractLinearMap) -> AbstractLinearMap:
+    return Zero(source, target, like.dtype, like.device)
 
 
 def _on_the_same_blocks(left: Value, right: Value, name: str) -> tuple[Value, Value]:
@@ -235,18 +256,13 @@ def is_known(module: nn.Module) -> bool:
     return True
 
 
-def _frozen(parameter: Tensor) -> Tensor:
-    """Return the exact values in float64, detached from what may change them."""
-    return parameter.detach().to(F64).clone()
-
-
 @lower.register
 def _(module: nn.Linear, value: Value, path: str) -> Value:
     if value.shape[-1:] != (module.in_features,):
         raise InvalidInput(f"{path}: Linear expects {module.in_features} features, got shape {value.shape}.")
     if len(value.shape) > 1:
         raise UnsupportedModule(f"{path}: Linear on inputs of shape {value.shape} is not supported. Flatten first.")
-    return value.linear(Dense(_frozen(module.weight)), module.bias)
+    return value.linear(Dense(value.weight(module.weight)), module.bias)
 
 
 @lower.register
@@ -257,7 +273,7 @@ def _(module: nn.Conv2d, value: Value, path: str) -> Value:
         )
     _require_image(value, path, module)
     conv = Conv2d(
-        _frozen(module.weight),
+        value.weight(module.weight),
         value.shape,
         _two(module.stride),
         _conv_padding(module),
@@ -312,7 +328,7 @@ def _(module: nn.MaxPool2d, value: Value, path: str) -> Value:
     _require_image(value, path, module)
     stride = _two(module.kernel_size if module.stride is None else module.stride)
     pool = MaxPool(value.shape, _two(module.kernel_size), stride, _two(module.padding), path)
-    return start((*value.close(), pool), pool.out_shape, value.device)
+    return value.restart((*value.close(), pool), pool.out_shape)
 
 
 @lower.register(nn.BatchNorm1d)
@@ -328,9 +344,14 @@ def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value
         raise InvalidInput(
             f"{path}: {type(module).__name__} expects {module.num_features} channels, got shape {value.shape}."
         )
-    mean, variance = _frozen(module.running_mean), _frozen(module.running_var)
-    weight = None if module.weight is None else _frozen(module.weight)
-    bias = None if module.bias is None else _frozen(module.bias)
+    if value.live:
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} divides by statistics that move while it is trained, so the network has "
+            "no constants yet. Leave it out, or train with its statistics frozen as a curvcert.nn.Normalise."
+        )
+    mean, variance = value.weight(module.running_mean), value.weight(module.running_var)
+    weight = None if module.weight is None else value.weight(module.weight)
+    bias = None if module.bias is None else value.weight(module.bias)
     scale, offset = batch_norm_in_eval(value.shape, mean, variance, module.eps, weight, bias)
     return value.linear(scale, offset)
 
@@ -383,8 +404,8 @@ def _(module: nn.Module, value: Value, path: str) -> Value:
 
 def scale_by(value: Value, factor: Tensor) -> Value:
     """Return factor * value elementwise; one factor for all coordinates stays a number, which norms can use."""
-    factor = _frozen(factor).to(value.device)
+    factor = factor.detach().to(F64).to(value.device)
     first = float(factor.reshape(-1)[0])
     if bool((factor == first).all()):
-        return value.linear(scale(first, _identity(value.shape, value.device)))
+        return value.linear(scale(first, _identity(value.shape, value.H)))
     return value.linear(Diagonal(factor, value.shape))

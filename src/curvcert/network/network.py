@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import final
 
 import torch
@@ -52,7 +52,12 @@ class Network:
     def device(self) -> torch.device:
         """Device of the weights."""
         block = next((b for b in self.blocks if isinstance(b, Block | Affine)), None)
-        return torch.device("cpu") if block is None else block.c.device
+        return torch.device("cpu") if block is None else block.H.device
+
+    @property
+    def live(self) -> bool:
+        """Whether the maps are a module's own parameters, as `LiveNetwork` makes them: for estimates only."""
+        return any(b.c.is_meta for b in self.blocks if isinstance(b, Block | Affine))
 
     @property
     def assumes(self) -> tuple[str, ...]:
@@ -102,11 +107,16 @@ class Network:
             raise InvalidInput(f"A read-out needs rows of {self.outputs} numbers, got shape {tuple(rows.shape)}.")
         if rows.is_complex() or not bool(torch.isfinite(rows).all()):
             raise InvalidInput(f"A read-out needs finite real rows, got {rows.dtype}, or NaN or infinity.")
-        weight = rows.detach().to(device=self.device, dtype=torch.float64, copy=True)
-        A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), device=self.device)
-        last = self.blocks[-1].read_out(A)
-        if last is not None:
-            return replace(self, blocks=(*self.blocks[:-1], last))
+        return self._read_out(rows)
+
+    def _read_out(self, rows: Tensor) -> "Network":
+        last = self.blocks[-1]
+        dtype = last.H.dtype if isinstance(last, Block | Affine) else torch.float64
+        weight = rows.detach().to(device=self.device, dtype=dtype, copy=True)
+        A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), dtype, self.device)
+        block = last.read_out(A)
+        if block is not None:
+            return replace(self, blocks=(*self.blocks[:-1], block))
         c = torch.zeros(A.out_shape, dtype=torch.float64, device=self.device)
         return replace(self, blocks=(*self.blocks, Affine(A, c, name="read-out")))
 
@@ -122,9 +132,9 @@ class Network:
         """Return the network of all f_i - f_j, i < j, in the order of `itertools.combinations`."""
         if self.outputs < 2:
             raise InvalidInput("Pairs need at least two outputs, this network has one. Leave out `pair`.")
-        return self.read_out(
-            torch.cat([self._unit(i) - self._unit(j) for i, j in combinations(range(self.outputs), 2)])
-        )
+        i, j = torch.combinations(torch.arange(self.outputs)).T
+        eye = torch.eye(self.outputs, dtype=torch.float64)
+        return self._read_out(eye[i] - eye[j])
 
     def to(self, device: torch.device | str) -> "Network":
         """Return the same network on another device."""

@@ -113,11 +113,13 @@ def is_in_place_module(module: nn.Module) -> bool:
     return bool(getattr(module, "inplace", False))
 
 
-def overwrites_its_input(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> bool:
+def overwrites_its_input(
+    module: nn.Module, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float64
+) -> bool:
     """Tell whether a module overwrites its input, whatever it says: torch counts the writes to a tensor."""
     if _is_torchs_own(module):
         return is_in_place_module(module)
-    x = torch.ones(1, *shape, dtype=torch.float64, device=device)
+    x = torch.ones(1, *shape, dtype=dtype, device=device)
     try:
         module(x)
     except Exception as error:

@@ -52,7 +52,7 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
     with torch.inference_mode(False), torch.no_grad(), random_state_kept():
         require_traceable(model, example_input)
         twin = float64_copy(model)
-        blocks = _closed(_lowered(twin, tuple(example_input.shape[1:]), example_input.device))
+        blocks = closed(lowered(twin, start((), tuple(example_input.shape[1:]), example_input.device)))
         network = Network(blocks, source_dtype=_dtype_of(model))
         require_equal_forward(twin, network, example_input)
     return network
@@ -64,7 +64,7 @@ def _dtype_of(model: nn.Module) -> torch.dtype:
     return next(found, torch.float64)
 
 
-def _closed(value: Value) -> Blocks:
+def closed(value: Value) -> Blocks:
     """Return the blocks; a last affine map belongs to the last block's H, G and c."""
     blocks = value.close()
     if not blocks:
@@ -76,13 +76,14 @@ def _closed(value: Value) -> Blocks:
     return blocks
 
 
-def _lowered(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Value:
+def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
+    """Return the expression for model(x), by the rules of its parts; `graph` is its forward pass, if it is known."""
     if is_known(model):
-        return lower_exactly(model, start((), shape, device), type(model).__name__)
+        return lower_exactly(model, x, type(model).__name__)
     values: dict[fx.Node, Any] = {}
-    for node in record(model).nodes:
+    for node in (graph or record(model)).nodes:
         if node.op == "placeholder":
-            values[node] = start((), shape, device)
+            values[node] = x
         elif node.op == "output":
             return _require_value(_resolve(node.args[0], values), f"The output of {type(model).__name__}")
         else:
@@ -105,7 +106,7 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
         )
     value = _require_value(inputs[0], path)
     result = lower_exactly(module, value, path)
-    if overwrites_its_input(module, value.shape, value.device):
+    if overwrites_its_input(module, value.shape, value.device, value.H.dtype):
         require_own_memory(model, node)
     return result
 

@@ -23,8 +23,19 @@ _SCALES = (0.0, 1e-2, 1.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
 
 def require_traceable(model: nn.Module, example_input: Tensor) -> None:
     """Raise unless the module is in eval mode with finite real weights, and the example is a batch."""
+    require_recordable(model, example_input)
+    for path, module in model.named_modules():
+        if module.training:
+            raise InvalidInput(
+                f"{path or type(model).__name__} is in train mode, where dropout and batch statistics make the output "
+                "random. Call model.eval() first."
+            )
+
+
+def require_recordable(model: nn.Module, example_input: Tensor) -> None:
+    """Raise unless the module has finite real weights and only its class's forward pass, and the example is a batch."""
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"trace expects an nn.Module, got {type(model).__name__}.")
+        raise InvalidInput(f"Expected an nn.Module, got {type(model).__name__}.")
     _require_batch(example_input)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         _require_finite(tensor, path)
@@ -39,26 +50,21 @@ def require_traceable(model: nn.Module, example_input: Tensor) -> None:
 def _require_batch(example_input: Tensor) -> None:
     if not isinstance(example_input, Tensor) or example_input.dim() < 2:
         got = tuple(example_input.shape) if isinstance(example_input, Tensor) else type(example_input).__name__
-        raise InvalidInput(f"trace expects an example input with its batch dimension, got {got}. Add one: x[None].")
+        raise InvalidInput(f"Expected an example input with its batch dimension, got {got}. Add one: x[None].")
     if not example_input.dtype.is_floating_point:
-        raise InvalidInput(f"trace expects a real floating-point example, got {example_input.dtype}. Use x.float().")
+        raise InvalidInput(f"Expected a real floating-point example, got {example_input.dtype}. Use x.float().")
     if example_input.numel() == 0:
         raise InvalidInput(
-            f"trace expects at least one example with at least one feature, got an empty batch: "
+            f"Expected at least one example with at least one feature, got an empty batch: "
             f"shape {tuple(example_input.shape)}."
         )
     if example_input.is_meta or not bool(torch.isfinite(example_input).all()):
-        raise InvalidInput("trace expects a finite example, got NaN or infinity, or a tensor without values.")
+        raise InvalidInput("Expected a finite example, got NaN or infinity, or a tensor without values.")
 
 
 def _require_plain(module: nn.Module, path: str) -> None:
     """Raise if calling the module does more, or something else, than the forward pass of its class."""
     name = type(module).__name__
-    if module.training:
-        raise InvalidInput(
-            f"{path} is in train mode, where dropout and batch statistics make the output random. "
-            "Call model.eval() first."
-        )
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedModule(f"{path}: {name} is a TorchScript module. Trace the module that it was made from.")
     own_call = type(module).__call__ is not nn.Module.__call__ and not isinstance(module, fx.GraphModule)

@@ -93,7 +93,10 @@ class AbstractLinearMap(ABC):
         if dtype is not None and not dtype.is_floating_point:
             raise InvalidInput(f"A linear map needs a real floating-point dtype, got {dtype}.")
         # "cuda" becomes the current device by its number, as on a tensor, so that devices compare equal.
-        moved: Self = _moved(self, dtype, None if device is None else torch.empty(0, device=device).device)
+        target = None if device is None else torch.empty(0, device=device).device
+        if dtype in (None, self.dtype) and target in (None, self.device):
+            return self
+        moved: Self = _moved(self, dtype, target)
         return moved
 
     @final

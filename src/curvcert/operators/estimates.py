@@ -23,6 +23,9 @@ from curvcert.operators.norm_rule import AbstractNorms
 from curvcert.operators.rank_one import Ledgers, chain_terms, dense_chain
 from curvcert.operators.weighted import GRAM_SIZE
 
+_FEW_ROWS = 256
+"""Up to so many rows of a product are read by its adjoint instead of multiplying matrices."""
+
 
 class PowerIteration(nn.Module):
     """One warm-started norm: a buffer with the leading right singular vector, refined at each call.
@@ -48,9 +51,15 @@ class PowerIteration(nn.Module):
         if steps < 1:
             raise InvalidInput(f"Power iteration needs at least one step, got {steps}.")
         self.steps = steps
+        self.register_buffer("v", torch.empty(in_shape, dtype=dtype))
+        self.restart()
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Put the vector back to its fixed start."""
         generator = torch.Generator().manual_seed(0)
-        start = torch.randn(math.prod(in_shape), generator=generator, dtype=torch.float64)
-        self.register_buffer("v", (start / start.norm()).reshape(in_shape).to(dtype))
+        start = torch.randn(self.v.numel(), generator=generator, dtype=torch.float64)
+        self.v.copy_((start / start.norm()).reshape(self.v.shape))
 
     @torch.no_grad()
     def refine(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,6 +124,12 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
         self._ledgers = Ledgers()
         self._next = 0
 
+    def restart(self) -> None:
+        """Put all singular vectors back to their fixed start."""
+        for iteration in self.iterations:
+            assert isinstance(iteration, PowerIteration)
+            iteration.restart()
+
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Estimate the p -> q norm: 2 -> 2 by power iteration, others by norms of rows and columns."""
         if isinstance(op, Zero):
@@ -164,6 +179,9 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
                 return vector_norm(op.weight.flatten(1), r, dim=1)[:, None, None].expand(op.out_shape)
             case Identity() | Reshape():
                 return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
+            case _ if op.out_size <= _FEW_ROWS:
+                eye = torch.eye(op.out_size, dtype=op.dtype, device=op.device).reshape(-1, *op.out_shape)
+                return vector_norm(op.adjoint(eye).flatten(1), r, dim=1).reshape(op.out_shape)
             case _:
                 return vector_norm(op.as_matrix(), r, dim=1).reshape(op.out_shape)
 

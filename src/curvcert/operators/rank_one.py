@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from curvcert.operators.base import AbstractLinearMap, Composition, Transposed
 from curvcert.operators.dense import Dense
@@ -68,6 +68,7 @@ class _Settlement(torch.autograd.Function):
         return weight.new_zeros(())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return ctx.ledger.settle(weight), None  # type: ignore[attr-defined]
@@ -82,6 +83,7 @@ class _Charge(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         for ledger, left, right in ctx.filed:  # type: ignore[attr-defined]
             ledger.coefficients.append(gradient)

@@ -133,7 +133,8 @@ def test_block_bounds_are_ordered_as_proved(seed) -> None:
     block = Block(
         Zero((columns,), (rows,)), Identity((rows,)), Dense(randn(rows, columns, seed=seed)), zero, zero, TANH
     )
-    values = {name: float(bound(block, 2.0, 2.0, NormBounds())) for name, bound in BLOCK_BOUNDS.items()}
+    bounds = {name: bound for name, bound in BLOCK_BOUNDS.items() if name != "contraction"}
+    values = {name: float(bound(block, 2.0, 2.0, NormBounds())) for name, bound in bounds.items()}
     slack = 1 + 1e-9
     assert values["hadamard"] <= values["sdp"] * slack
     assert values["sdp"] <= values["vectorised"] * slack

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from curvcert.bounds.curvature.block_contraction import block_curvature_contraction
 from curvcert.bounds.curvature.block_hadamard import block_curvature_hadamard
 from curvcert.bounds.curvature.block_product import block_curvature_product
 from curvcert.bounds.curvature.block_sdp import block_curvature_sdp
@@ -18,11 +19,15 @@ from curvcert.operators.rows import basis_vectors
 BlockBound = Callable[[Block, float, float, AbstractNorms[R]], Tensor]
 
 BLOCK_BOUNDS: dict[str, BlockBound[R]] = {  # type: ignore[valid-type]
+    "contraction": block_curvature_contraction,
     "product": block_curvature_product,
     "vectorised": block_curvature_vectorised,
     "sdp": block_curvature_sdp,
     "hadamard": block_curvature_hadamard,
 }
+
+_LINES = 2**22
+"""Entries of G up to which its rows and columns are formed where a bound does without them."""
 
 
 def block_curvature(
@@ -30,7 +35,8 @@ def block_curvature(
 ) -> tuple[Tensor, str]:
     """Return the least Jacobian-Lipschitz constant of a block over the named bounds, and its name.
 
-    Without names, over all that apply; a named bound that does not apply raises.
+    Without names, over all that apply; a named bound that does not apply raises.  Where the contraction bound applies
+    and G has more than 2**22 entries, the others, which form its rows and columns, are skipped, and the name says so.
 
     >>> from curvcert.activations import TANH
     >>> from curvcert.operators import Dense, Identity, NormBounds, Zero
@@ -42,6 +48,9 @@ def block_curvature(
     """
     found: dict[str, Tensor] = {}
     for name in names or BLOCK_BOUNDS:
+        if not names and "contraction" in found and block.G.in_size * block.G.out_size > _LINES:
+            skipped = ", ".join(other for other in BLOCK_BOUNDS if other != "contraction")
+            return found["contraction"], f"contraction (skipped for the size of G: {skipped})"
         if name not in BLOCK_BOUNDS:
             raise InvalidInput(f"Unknown block bound {name!r}. Choose from {', '.join(BLOCK_BOUNDS)}.")
         try:
@@ -49,6 +58,9 @@ def block_curvature(
         except (UnsupportedBlock, UnsupportedNorm):
             if names:
                 raise
+    if len(found) == 1:  # Nothing to compare: in training that would wait for the device.
+        ((name, value),) = found.items()
+        return value, name
     values = torch.stack(list(found.values()))
     winner = int(values.detach().argmin())
     return values[winner], list(found)[winner]
@@ -68,8 +80,13 @@ def scalar_block_curvatures(block: Block, p: float, norms: AbstractNorms[R]) -> 
     >>> round(float(value), 6) == round(9 * 4 / 27**0.5, 6)
     True
     """
+    return block.activation.curvature_c * scalar_block_forms(block, p, norms)
+
+
+def scalar_block_forms(block: Block, p: float, norms: AbstractNorms[R]) -> Tensor:
+    r"""Bound :math:`\sup \sum_l |g_l| |W_l a| |W_l b|` over the p-ball for each row g of G: the same without c."""
     rows = block.G.adjoint(basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
-    return block.activation.curvature_c * norms.bilinear(block.W, outward_size(block, rows), p)
+    return norms.bilinear(block.W, outward_size(block, rows), p)
 
 
 def outward_size(block: Block, rows: Tensor) -> Tensor:

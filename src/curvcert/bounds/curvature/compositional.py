@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_curvatures
+from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.product import block_product
@@ -53,8 +53,15 @@ def last_or_inner_curvature(
     if not isinstance(block, Block):
         return torch.zeros((), dtype=torch.float64, device=problem.network.device), "affine"
     if last and problem.scalars:
-        return scalar_block_curvatures(block, problem.p, norms), "read-out folded"
+        return block.activation.curvature_c * last_block_forms(block, problem, norms), "read-out folded"
     return block_curvature(block, problem.p, problem.q if last else problem.p, norms, block_bounds)
+
+
+def last_block_forms(block: Block, problem: Problem, norms: AbstractNorms[R]) -> Tensor:
+    """Return `scalar_block_forms` of the last block; those in the problem's own norms are computed once."""
+    if norms is not problem.norms:
+        return scalar_block_forms(block, problem.p, norms)
+    return problem.once("last block", lambda: [scalar_block_forms(block, problem.p, norms)])[0]
 
 
 def block_lipschitz(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:

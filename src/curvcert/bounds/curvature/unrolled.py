@@ -11,15 +11,17 @@ a prefix constant
 
 and at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
-:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  For feed-forward networks with
-G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does not
-exist everywhere the same holds
-for differences of gradients, since :math:`\phi'` is Lipschitz.
+:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  A block A (x - W' D phi(Wx + b)) of a network with skips has
+its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  For feed-forward
+networks with G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does
+not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
 """
 
 import torch
 from torch import Tensor
 
+from curvcert.bounds.curvature.block_contraction import contraction_form
+from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.lipsdp_recursion import Metric, congruence, lipsdp_metrics, reason_to_skip_lipsdp
@@ -31,7 +33,13 @@ from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
-CANDIDATES = ("gradient norm", "gradient entries", "gradient norm, lipsdp", "gradient entries, lipsdp")
+CANDIDATES = (
+    "gradient norm",
+    "gradient entries",
+    "gradient norm, lipsdp",
+    "gradient entries, lipsdp",
+    "gradient behind the block",
+)
 """The bounds on a term, of which the least counts."""
 
 
@@ -72,10 +80,11 @@ def _terms(problem: Problem) -> list[Tensor]:
         L = prefixes[k]
         if metrics is not None and isinstance(before, Identity | None):
             L = torch.minimum(L, inflate(metrics[k].norm.sqrt(), 0.0))
-        candidates = _plain_terms(block, gradient, L, problem)
+        candidates = _plain_terms(block, gradient, L, problem, k == len(problem.network.blocks) - 1)
         if metrics is not None:
             W = block.W if before is None else block.W @ before
             candidates |= _metric_terms(W, gradient, metrics[k], problem)
+        candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [k for k, name in enumerate(CANDIDATES) if name in candidates]
         found.append(inflate(block.activation.curvature_c * values.amin(dim=0), 0.0))
@@ -84,15 +93,25 @@ def _terms(problem: Problem) -> list[Tensor]:
     return found
 
 
-def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:
+def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem, last: bool) -> dict[str, Tensor]:
+    """Return the terms by the gradient's size and by its entries, which for the last block are those of G itself."""
     norms, p, W = problem.norms, problem.p, block.W
     omega = norms.norm(W, p, p) * norms.norm(W, p, torch.inf)
     if p == 2:
         omega = torch.minimum(omega, norms.hadamard(W))
+    form = last_block_forms(block, problem, norms) if last else norms.bilinear(W, gradient.entries, p)
     return {
         "gradient norm": inflate(gradient.size * omega * L * L, gamma(8)),
-        "gradient entries": inflate(norms.bilinear(W, gradient.entries, p) * L * L, gamma(8)),
+        "gradient entries": inflate(form * L * L, gamma(8)),
     }
+
+
+def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:
+    """Return the block's own form times the gradient behind it, where that is known and the block contracts."""
+    if gradient.behind is None or problem.p != 2:
+        return {}
+    form = contraction_form(block, problem.norms)
+    return {} if form is None else {CANDIDATES[-1]: inflate(gradient.behind * form * L * L, gamma(8))}
 
 
 def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric, problem: Problem) -> dict[str, Tensor]:

@@ -9,12 +9,14 @@ With :math:`\phi(z) = \mu z + \psi(z)` about the middle slope :math:`\mu = (\alp
     + \sum_{j \le k} \rho_j \|\hat H_k \cdots \hat H_{j+1} G_j\| \|W_j\| L_j.
 
 Never above the product of the blocks' constants: where a norm of a product is only bounded, the block's own
-constant times :math:`L_k` is taken if it is less.  Reference: Fazlyab et al. (NeurIPS 2023); Entesari et
-al. (ICML 2024), equation `eq:lipLtRecursive`.
+constant times :math:`L_k` is taken if it is less.  In networks with skips, where contracting blocks have constants that
+no sum of norms can match, the sum is first estimated from below by power iteration, and its norms are not bounded where
+that is already too much.  Reference: Fazlyab et al. (NeurIPS 2023); Entesari et al. (ICML 2024), equation
+`eq:lipLtRecursive`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +27,14 @@ from curvcert.bounds.lipschitz.product import block_product, max_pool_constant
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.errors import UnsupportedBlock
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool
-from curvcert.operators import AbstractLinearMap
+from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.norm_rule import AbstractNorms, R
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import TINY, gamma, inflate
+
+NormOf = Callable[[AbstractLinearMap], Tensor]
+
+_GLIMPSE_STEPS = 8
+"""Power-iteration steps of a norm that is only glimpsed, from below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +77,11 @@ def _prefixes(problem: Problem, norms: AbstractNorms[R]) -> list[Tensor]:
             segment = []
         else:
             segment.append(loop_transformed(_known(block)))
-            start = len(prefixes) - len(segment)
-            unrolled = _unrolled(segment, prefixes[start:], problem, norms, last)
+            before = prefixes[len(prefixes) - len(segment) :]
             stepwise = prefixes[-1] * block_product(block, problem, norms, last)
-            prefixes.append(torch.minimum(unrolled, stepwise))
+            if _may_win(segment, before, stepwise, problem, norms, last):
+                stepwise = torch.minimum(_unrolled(segment, before, problem, norms, last), stepwise)
+            prefixes.append(stepwise)
     return prefixes
 
 
@@ -93,8 +101,15 @@ def _unrolled(
     """Return the next prefix constant; `prefixes` are those before each part of the segment."""
 
     def norm(op: AbstractLinearMap) -> Tensor:
-        return problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p)
+        return norms.norm(op, problem.p, problem.p)
 
+    total = _sum(segment, prefixes, norm, (lambda op: problem.final_norm(op, norms)) if last else norm)
+    # A path through the sums rounds five times a part; the final slack alone would not cover deep networks.
+    return inflate(total, gamma(5 * len(segment)))
+
+
+def _sum(segment: Sequence[LoopTransformed], prefixes: Sequence[Tensor], norm: NormOf, outer: NormOf) -> Tensor:
+    """Return the sum over the parts of a segment; `outer` measures the maps that end behind its last part."""
     # `tail` is the product of the linear parts behind block j.
     tail: AbstractLinearMap | None = None
     total = torch.zeros((), dtype=torch.float64, device=prefixes[0].device)
@@ -102,11 +117,41 @@ def _unrolled(
         if part.rest is not None:
             rho, G, W = part.rest
             reach = G if tail is None else tail @ G
-            total = total + rho * norm(reach) * norms.norm(W, problem.p, problem.p) * L
+            total = total + rho * outer(reach) * norm(W) * L
         tail = part.linear if tail is None else tail @ part.linear
-    total = total if tail is None else total + norm(tail) * prefixes[0]
-    # A path through the sums rounds five times a part; the final slack alone would not cover deep networks.
-    return inflate(total, gamma(5 * len(segment)))
+    return total if tail is None else total + outer(tail) * prefixes[0]
+
+
+def _may_win(
+    segment: Sequence[LoopTransformed],
+    prefixes: Sequence[Tensor],
+    stepwise: Tensor,
+    problem: Problem,
+    norms: AbstractNorms[R],
+    last: bool,
+) -> bool:
+    """Tell whether the sum may be less than the stepwise bound, by norms from below; true where those are not tried.
+
+    They are tried for bounds in l2 of networks with skips: contracting blocks are what makes sums lose.
+    """
+    skips = any(isinstance(block, Block) and block.is_residual for block in problem.network.blocks)
+    if not (skips and isinstance(norms, NormBounds) and problem.p == 2 and (problem.scalars or problem.q == 2)):
+        return True
+
+    def outer(op: AbstractLinearMap) -> Tensor:
+        return problem.final_norm(op, norms) if last and problem.scalars else _glimpsed(op)
+
+    return bool((_sum(segment, prefixes, _glimpsed, outer) < stepwise).any())
+
+
+def _glimpsed(op: AbstractLinearMap) -> Tensor:
+    """Return the growth of one vector, after steps of power iteration: the 2 -> 2 norm is no less."""
+    v = torch.cos(torch.arange(op.in_size, dtype=op.dtype, device=op.device)).reshape(1, *op.in_shape)
+    for _ in range(_GLIMPSE_STEPS):
+        v = op.adjoint(op.apply(v))
+        v = v / torch.linalg.vector_norm(v).clamp(min=TINY)
+    growth: Tensor = torch.linalg.vector_norm(op.apply(v))
+    return growth
 
 
 def liplt_bound(problem: Problem, norms: AbstractNorms[R]) -> R:

@@ -78,6 +78,10 @@ def make_problem(
         raise InvalidInput(
             f"Expected a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example_input)."
         )
+    if network.live:
+        raise InvalidInput(
+            "This network is over parameters in training, for estimates only. Bound a copy: curvcert.trace(model, x)."
+        )
     p = validate_p(p)
     q = p if q is None else validate_p(q, "q")
     scope = _scope(network, at, radius)

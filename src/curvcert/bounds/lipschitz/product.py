@@ -10,6 +10,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.errors import UnsupportedBlock
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool
+from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
 
 
@@ -19,7 +20,7 @@ def block_product(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R
 
     .. math:: L_h = \|H\| + \max(|\alpha|, |\beta|) \|G\| \|W\|
 
-    A residual block of the form x - W' D phi(Wx + b) is bounded by its own rule as well (`monotone.py`).
+    A residual block of the form A (x - W' D phi(Wx + b)) is bounded by its own rule as well (`monotone.py`).
 
     Reference: Entesari et al. (ICML 2024), equation `eq:naiveLipschitzOfResidual`.
     """
@@ -29,12 +30,16 @@ def block_product(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R
 @block_product.register
 def _(block: Block, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
     alpha, beta = block.activation.slope
-    H, G = (
-        problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p) for op in (block.H, block.G)
-    )
-    constant = H + max(abs(alpha), abs(beta)) * G * norms.norm(block.W, problem.p, problem.p)
-    euclidean = problem.p == 2 and (not last or (problem.q == 2 and not problem.scalars))
-    contracting = monotone_residual_constant(block, norms) if euclidean else None
+
+    def outer(op: AbstractLinearMap) -> Tensor:
+        return problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p)
+
+    H = outer(block.H)
+    contracting = monotone_residual_constant(block, norms, outer) if problem.p == 2 else None
+    # ||H|| is a term of the general rule, which then cannot give less, and costs a norm of G.
+    if contracting is not None and bool((contracting <= H * (1 + 1e-9)).all()):
+        return contracting
+    constant = H + max(abs(alpha), abs(beta)) * outer(block.G) * norms.norm(block.W, problem.p, problem.p)
     return constant if contracting is None else torch.minimum(constant, contracting)
 
 

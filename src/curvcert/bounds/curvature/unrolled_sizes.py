@@ -1,0 +1,57 @@
+r"""The unrolled bound by the sizes of gradients alone: cheap, differentiable, for norms of either kind.
+
+.. math:: K \le c\,L_{m-1}^2\, \lambda_{max}(W_m^T \mathrm{diag}|v| W_m)
+          + \sum_{k < m} c\,\gamma_k L_{k-1}^2\, \omega_k,
+
+with :math:`\gamma_k` the bound on the back-propagated gradient (LipLT on the tail), :math:`L_{k-1}` that of the
+prefix and :math:`\omega_k` a bound on the curvature of :math:`x \mapsto \Phi(W_k x)`.  The full bound (`unrolled.py`)
+also weighs single neurons and knows the LipSDP recursion; this one is what training pushes on.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_curvatures
+from curvcert.bounds.curvature.gradients import gradient_sizes
+from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Global, LayerTerm
+from curvcert.network import Block
+from curvcert.operators import Identity, Zero
+from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.rounding import gamma, inflate
+
+
+def unrolled_sizes_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] = ("product",)) -> R:
+    """Bound the curvature of scalar outputs by a sum over layers, one value an output.
+
+    `block_bounds` names the bounds on a layer's own curvature to choose from.
+    """
+    problem.network.require_smooth()
+    prefixes, sizes = liplt_prefixes(problem, norms), gradient_sizes(problem, norms)
+    last = max(k for k, size in enumerate(sizes) if size is not None)
+    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
+    per_layer = []
+    for k, (block, size) in enumerate(zip(problem.network.blocks, sizes, strict=True)):
+        if not isinstance(block, Block) or size is None:
+            continue
+        if k == last == len(sizes) - 1:
+            term = scalar_block_curvatures(block, problem.p, norms) * prefixes[k] ** 2
+        else:
+            omega, _ = block_curvature(_inner(block), problem.p, problem.p, norms, block_bounds)
+            term = size * omega * prefixes[k] ** 2
+        per_layer.append(LayerTerm(block.name, "term", term, "gradient norm"))
+        total = total + term
+    total = inflate(total, gamma(2 * len(sizes) + 8))
+    value: Tensor = problem.shaped(total)
+    return norms.result(value, problem.p, problem.q, Global(), "unrolled by sizes", tuple(per_layer))
+
+
+def _inner(block: Block) -> Block:
+    """Return x -> Phi(W x + b): the gradient's size already counts what lies behind Phi."""
+    W = block.W
+    outer = Identity(W.out_shape, W.dtype, W.device)
+    skip = Zero(W.in_shape, W.out_shape, W.dtype, W.device)
+    return Block(skip, outer, W, block.b, torch.zeros_like(block.b), block.activation, block.name)

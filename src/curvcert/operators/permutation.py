@@ -1,0 +1,73 @@
+"""The map that reorders the axes of a tensor."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
+from curvcert.operators.rows import row_norms_upper_bound
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Permutation(AbstractLinearMap):
+    """y[j_0, j_1, ...] = x[i_0, i_1, ...] with j_k = i_{axes[k]}: the same coordinates in another order, an isometry.
+
+    >>> Permutation((2, 3), (1, 0)).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
+    tensor([[0., 3.],
+            [1., 4.],
+            [2., 5.]], dtype=torch.float64)
+    """
+
+    source: Shape
+    axes: Shape
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        if sorted(self.axes) != list(range(len(self.source))):
+            raise InvalidInput(f"Permutation of a shape {self.source} expects each of its axes once, got {self.axes}.")
+
+    @property
+    def in_shape(self) -> Shape:
+        return self.source
+
+    @cached_property
+    def out_shape(self) -> Shape:
+        return tuple(self.source[axis] for axis in self.axes)
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x.permute(0, *(axis + 1 for axis in self.axes))
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y.permute(0, *(self.axes.index(axis) + 1 for axis in range(len(self.axes))))
+
+    def _matrix(self) -> Tensor:
+        order = torch.arange(self.in_size, device=self.device).reshape(self.source).permute(self.axes)
+        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
+
+
+@magnitude.register
+def _(op: Permutation) -> AbstractLinearMap:
+    return op
+
+
+@rounding_length.register
+def _(op: Permutation) -> int:
+    return 0
+
+
+@row_norms_upper_bound.register
+def _(op: Permutation, r: float) -> Tensor:
+    return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
+
+
+@spectral_norm_upper_bound.register
+def _(op: Permutation, norms: NormBounds) -> Measured:
+    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
