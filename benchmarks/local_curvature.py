@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from benchmarks.harness import write_record
 from benchmarks.networks import dense
-from benchmarks.training_step import live_network
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
-from curvcert.network import trace
+from curvcert.network import LiveNetwork, trace
 from curvcert.operators.estimates import NormEstimates
 
 SEED, POINTS, RADIUS, PAIR, BATCH = 0, 64, 36 / 255, (3, 8), 256
@@ -48,7 +47,7 @@ def train(x: Tensor, y: Tensor, weight: float, epochs: int) -> nn.Sequential:
             loss = nn.functional.cross_entropy(model(x[index]), y[index])
             if weight:
                 norms.start_step()
-                problem = Problem(live_network(model), 2, 2, Global())
+                problem = Problem(LiveNetwork(model, x[:1])(), 2, 2, Global())
                 loss = loss + weight * compositional_bound(problem, norms, ["sdp"]).value.float()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()

@@ -9,6 +9,10 @@ class InvalidInput(CurvcertError, ValueError):
     """A value outside what a function is defined for (a NaN weight, p < 1, a wrong shape)."""
 
 
+class InvalidFile(InvalidInput):
+    """A file that is cut short, altered, of another kind or version, or that contradicts itself."""
+
+
 class UnsupportedModule(CurvcertError, TypeError):
     """A module or graph node that curvcert does not recognise, named with its path."""
 
@@ -31,3 +35,7 @@ class UnsupportedNorm(CurvcertError, ValueError):
 
 class SoundnessError(CurvcertError, RuntimeError):
     """Something that soundness rests on was contradicted (a declared range, a traced forward pass)."""
+
+
+class TrainingDiverged(CurvcertError, RuntimeError):
+    """A training run whose loss became NaN or infinite; names the last good checkpoint."""

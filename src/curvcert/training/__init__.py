@@ -1,0 +1,26 @@
+"""Training networks whose certificates are large: recipes, a loop that survives being killed, checkpoints."""
+
+from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from curvcert.training.loop import TrainingResult, train
+from curvcert.training.model_file import load_model, save_model
+from curvcert.training.multiplier import Multiplier
+from curvcert.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_names
+from curvcert.training.trainer import Trainer, make_model
+
+__all__ = [
+    "Checkpoint",
+    "Multiplier",
+    "Recipe",
+    "Trainer",
+    "TrainingResult",
+    "checkpoints",
+    "load_checkpoint",
+    "load_model",
+    "load_recipe",
+    "make_model",
+    "recipe_from_dict",
+    "recipe_names",
+    "save_checkpoint",
+    "save_model",
+    "train",
+]

@@ -1,0 +1,266 @@
+"""`curvcert.training.train`: a run from its recipe to a certified model, that survives being killed."""
+
+import json
+import math
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from curvcert._version import __version__
+from curvcert.certificates import Certificate, certify
+from curvcert.data import LabelledImages, load
+from curvcert.errors import InvalidInput, TrainingDiverged
+from curvcert.network import trace
+from curvcert.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint, write_atomically
+from curvcert.training.evaluation import evaluate
+from curvcert.training.model_file import save_model
+from curvcert.training.recipe import Recipe
+from curvcert.training.trainer import Trainer
+
+_READ_EVERY = 50
+"""Steps between two looks at the loss: each waits for the device."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """What a run ends with: the model, its sound certificate on the test set, and where they are."""
+
+    model: nn.Module
+    certificate: Certificate
+    accuracy: float
+    folder: Path
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    resume: bool | str | Path = False,
+    device: torch.device | str = "cpu",
+    data_folder: str | Path | None = None,
+    certify_samples: int | None = None,
+    tensorboard: bool = False,
+    console: Console | None = None,
+) -> TrainingResult:
+    """Train a model and certify it.
+
+    Writes into `out`: `recipe.json`, `metrics.jsonl` (a line an evaluation), `checkpoints/`, and at the end
+    `model.safetensors` and `result.json`.
+
+    Args:
+        recipe: what to train, from `load_recipe`.
+        out: a folder, made if need be; one that holds another run is refused.
+        resume: go on from the newest checkpoint in `out`, or from the one at this path; without one, start afresh.
+        device: where to compute.
+        data_folder: where the data is; downloaded if it is not there.
+        certify_samples: how many test samples the last certification takes; all by default.
+        tensorboard: also write TensorBoard's event files (extra `tensorboard`).
+        console: where progress goes; standard error by default.
+
+    Raises:
+        TrainingDiverged: the loss became NaN or infinite; the last good checkpoint is kept.
+        InvalidInput: `out` holds another run, or a checkpoint cannot be used.
+    """
+    folder, console = Path(out), console or Console(stderr=True)
+    _require_device(device)
+    _require_writable(folder, resume)
+    train_data = load(recipe.data, "train", data_folder)
+    test_data = load(recipe.data, "test", data_folder)
+    with torch.random.fork_rng(devices=[]):
+        trainer = Trainer(recipe, train_data, device)
+        if trainer.not_captured and trainer.device.type == "cuda":
+            console.print(f"The step runs eagerly: it was not captured as a CUDA graph, since {trainer.not_captured}.")
+        _restore(trainer, folder, resume, console)
+        write_atomically(folder / "recipe.json", json.dumps(recipe.as_dict(), indent=1).encode())
+        journal = _Journal(folder, trainer.step, tensorboard)
+        try:
+            _run(trainer, folder, test_data, journal, console)
+        finally:
+            journal.close()
+        return _finish(trainer, folder, test_data, certify_samples, console)
+
+
+@final
+class _Interrupts:
+    """Ctrl-C between two steps, never inside one: half a step in a checkpoint would not be the run's own state."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __enter__(self) -> "_Interrupts":
+        # Only the main thread hears signals; elsewhere an interrupt is the caller's affair.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        if self.wanted:  # the second time, at once
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+def _require_device(device: torch.device | str) -> None:
+    try:
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InvalidInput(
+            f"Cannot compute on {str(device)!r}: {reason}. Choose another device, such as cpu."
+        ) from error
+
+
+def _require_writable(folder: Path, resume: bool | str | Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / ".writable", b"")
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise InvalidInput(f"Cannot write into {folder}: {error}. Choose another folder.") from error
+    if not resume and ((folder / "model.safetensors").exists() or checkpoints(folder / "checkpoints")):
+        raise InvalidInput(f"{folder} already holds a run. Go on with it by --resume, or choose another folder.")
+
+
+def _restore(trainer: Trainer, folder: Path, resume: bool | str | Path, console: Console) -> None:
+    if not resume:
+        return
+    found = checkpoints(folder / "checkpoints") if resume is True else [Path(resume)]
+    if not found:
+        console.print(f"No checkpoint in {folder}: starting afresh.")
+        return
+    trainer.restore(load_checkpoint(found[-1]))
+    console.print(f"Resumed from {found[-1]}, step {trainer.step} of {trainer.total_steps}.")
+
+
+def _run(trainer: Trainer, folder: Path, test: LabelledImages, journal: "_Journal", console: Console) -> None:
+    recipe, spe = trainer.recipe, trainer.steps_per_epoch
+    started, first = time.monotonic(), trainer.step
+    with _Interrupts() as interrupts, _progress(console) as bar:
+        task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, shown="")
+        latest: dict[str, float] = {}
+        while trainer.step < trainer.total_steps:
+            trainer.advance()
+            step, ends_epoch = trainer.step, trainer.step % spe == 0
+            epoch, done = step // spe, step == trainer.total_steps
+            if step % _READ_EVERY == 0 or ends_epoch:
+                latest = _checked(trainer, folder)
+                rate = (step - first) / max(time.monotonic() - started, 1e-9)
+                bar.update(task, completed=step, shown=_shown(latest, rate))
+            if ends_epoch and (epoch % recipe.evaluate_every == 0 or done):
+                found = evaluate(trainer.trained, test, recipe.epsilons, recipe.evaluate_samples)
+                journal.write(step, epoch, {**latest, **{f"test_{key}": value for key, value in found.items()}})
+            if (ends_epoch and (epoch % recipe.checkpoint_every == 0 or done)) or interrupts.wanted:
+                _require_finite_weights(trainer, folder)
+                kept = save_checkpoint(folder / "checkpoints", trainer.checkpoint())
+                if interrupts.wanted:
+                    console.print(f"Stopped at step {trainer.step}. Kept {kept}. Go on with --resume.")
+                    raise KeyboardInterrupt
+
+
+def _checked(trainer: Trainer, folder: Path) -> dict[str, float]:
+    """Return the means since the last look, or raise if the run has diverged."""
+    latest = trainer.read_tally()
+    if math.isfinite(latest["loss"]):
+        return latest
+    raise _diverged(trainer, folder, f"The loss became {latest['loss']} within {_READ_EVERY} steps")
+
+
+def _require_finite_weights(trainer: Trainer, folder: Path) -> None:
+    """Raise if the last step, whose loss was still finite, has spoilt the weights: no checkpoint may hold them."""
+    for name, weight in trainer.model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            raise _diverged(trainer, folder, f"{name} became NaN or infinite")
+
+
+def _diverged(trainer: Trainer, folder: Path, what: str) -> TrainingDiverged:
+    kept = checkpoints(folder / "checkpoints")
+    remedy = f"The last good checkpoint is {kept[-1]}." if kept else "There is no checkpoint yet."
+    rate = trainer.recipe.learning_rate
+    return TrainingDiverged(
+        f"{what} before step {trainer.step}. {remedy} Lower learning_rate, {rate:.3g} in this recipe, or set clip=1."
+    )
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.fields[shown]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _shown(latest: dict[str, float], rate: float) -> str:
+    return (
+        f"loss {latest['loss']:.4g}, accuracy {100 * latest['accuracy']:.1f}%, K {latest['curvature']:.3g}, "
+        f"lambda {latest['weight']:.3g}, {rate:.3g} steps/s"
+    )
+
+
+@final
+class _Journal:
+    """The metrics of a run, a JSON line each; on resuming, lines after the checkpoint are dropped."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        self._path = folder / "metrics.jsonl"
+        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
+        write_atomically(self._path, "".join(f"{line}\n" for line in kept).encode())
+        self._writer = _summary_writer(folder / "tensorboard") if tensorboard else None
+
+    def _lines(self) -> list[str]:
+        """Return the whole lines; a process that was killed may have left half a line at the end."""
+        text = self._path.read_text(encoding="utf-8") if self._path.is_file() else ""
+        return text.split("\n")[:-1]
+
+    def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InvalidInput("TensorBoard is not installed: pip install 'curvcert[tensorboard]'.") from error
+    return SummaryWriter(str(folder))
+
+
+def _finish(
+    trainer: Trainer, folder: Path, test: LabelledImages, samples: int | None, console: Console
+) -> TrainingResult:
+    """Write the model, certify it soundly, and write what came out."""
+    recipe, model = trainer.recipe, trainer.trained.eval()
+    save_model(folder / "model.safetensors", model, recipe)
+    x, y = test.as_float64()[:samples].to(trainer.device), test.labels[:samples].to(trainer.device)
+    network = trace(model, x[:1].to(next(model.parameters()).dtype))
+    certificate = certify(network, x, y, epsilons=recipe.epsilons, progress=console.is_terminal)
+    accuracy = float(certificate.correct.double().mean())
+    result = {
+        "curvcert": __version__,
+        "torch": torch.__version__,
+        "recipe": recipe.as_dict(),
+        "samples": len(x),
+        "accuracy": accuracy,
+        "certified": {f"{eps:.6g}": certificate.certified_accuracy(eps) for eps in recipe.epsilons},
+    }
+    write_atomically(folder / "result.json", json.dumps(result, indent=1).encode())
+    return TrainingResult(model, certificate, accuracy, folder)
