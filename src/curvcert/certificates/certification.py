@@ -24,6 +24,7 @@ from curvcert.certificates.constants import (
     pair_table,
     require_method,
 )
+from curvcert.certificates.evidence import Evidence, describable_digest, input_digests
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import (
     combined_radius,
@@ -31,14 +32,21 @@ from curvcert.certificates.radii import (
     curvature_radius,
     lipschitz_radius,
 )
-from curvcert.errors import InvalidInput
-from curvcert.network import Network
+from curvcert.certificates.shell import Layers, Query, layers_of, shell_radii
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.network import Block, Network
 from curvcert.norms import validate_p
 
 _BATCH_ELEMENTS = 2**24
 """Numbers that the gradients of one batch may take by default."""
 
 _ANCHORED_BATCH = 64
+
+ANCHORED_WIDTH = 256
+"""The widest layer for which "auto" computes anchored constants beside local ones: an eigenproblem a pair and layer."""
+
+_WORTHWHILE = 1e-3
+"""The local certificate runs where it could gain more than this, relative to the radius that is known."""
 
 
 @final
@@ -54,6 +62,9 @@ class Certifier:
     constants: PairConstants
     deviations: Tensor
     pairs: Problem
+    digest: str
+    layers: Layers | None
+    anchors: bool
 
     def __call__(
         self,
@@ -94,8 +105,9 @@ def certify(
         x: inputs, with the batch dimension; or a DataLoader, or any iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
-        method: "auto" (the best of all, a sample), "lipschitz", "anchored", or one bound by its name: "product",
-            "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc".
+        method: "auto" (the best of all, a sample), "lipschitz", "anchored", "local" (bounds over balls, see
+            `certificates.shell`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
+            "compositional", "unrolled", "crc".
         box: (lo, hi), the range of valid inputs; it limits witnesses, not radii.
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
@@ -144,10 +156,35 @@ def certifier(
         raise InvalidInput(f"epsilons are positive radii, got {list(epsilons or ())}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
-    constants = global_constants(network, p, method)
+    # Shells take the global constants along.
+    constants = global_constants(network, p, "auto" if method == "local" else method)
     pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
     deviations = pair_table(pair_deviations(pairs), network)
-    return Certifier(network, p, method, box, wanted, constants, deviations, pairs)
+    layers, notes = _layers(network, pairs, method)
+    anchors, more = _anchors(network, method, layers)
+    constants, digest = replace(constants, notes=(*constants.notes, *notes, *more)), describable_digest(network)
+    return Certifier(network, p, method, box, wanted, constants, deviations, pairs, digest, layers, anchors)
+
+
+def _anchors(network: Network, method: str, layers: Layers | None) -> tuple[bool, tuple[str, ...]]:
+    """Tell whether anchored constants are computed; "auto" skips them where they cost much beside local ones."""
+    widest = max((block.W.out_size for block in network.blocks if isinstance(block, Block)), default=0)
+    if method == "auto" and layers is not None and widest > ANCHORED_WIDTH:
+        reason = f"anchored skipped: a layer of {widest} neurons (over {ANCHORED_WIDTH}), and local bounds apply"
+        return False, (reason,)
+    return method in ("auto", "anchored"), ()
+
+
+def _layers(network: Network, pairs: Problem, method: str) -> tuple[Layers | None, tuple[str, ...]]:
+    """Prepare the local certificate where it is asked for; "auto" skips it where it does not apply, and says why."""
+    if method not in ("auto", "local"):
+        return None, ()
+    try:
+        return layers_of(pairs, network), ()
+    except (UnsupportedActivation, UnsupportedModule) as error:
+        if method == "local":
+            raise
+        return None, (f"local skipped: {error}",)
 
 
 def _batches(
@@ -206,18 +243,28 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
     L_name, K_name = request.constants.names
     radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
     labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
+    labels["local"] = "local"
+    if request.epsilons and request.method == "auto":
+        # Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
+        radii |= _with_shells(request, x, points, (L, K), radii)
     undecided = _undecided(request, points, radii)
-    if request.method in ("auto", "anchored") and K_name and bool(undecided.any()):
+    if request.anchors and K_name and bool(undecided.any()):
         K = _with_anchored(request, x, points, K, undecided)
-        radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
+        radii |= {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
         labels |= {"curvature": "anchored", "combined": f"anchored with {L_name}"}
         if request.method == "anchored":
             radii = {"curvature": radii["curvature"]}
+    local = _with_shells(request, x, points, (L, K), radii)
+    # Asked for by name it stands alone, unless the global constants were to decide what they can.
+    radii = local if request.method == "local" and not request.epsilons else radii | local
     attack, witness = attack_witnesses(
         request.network, x, points, torch.where(K.isnan(), torch.inf, K), request.p, request.box
     )
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
-    return _assembled(request, points, radii, labels, (attack, witness), K, request.constants.notes)
+    certificate = _assembled(request, points, radii, labels, (attack, witness), K, request.constants.notes)
+    tables = request.constants
+    evidence = Evidence(request.digest, input_digests(x), tables.L, tables.K, tables.names, K)
+    return replace(certificate, evidence=evidence)
 
 
 def _pair_radii(points: Pointwise, L: Tensor, K: Tensor) -> dict[str, Tensor]:
@@ -234,12 +281,10 @@ def _pair_radii(points: Pointwise, L: Tensor, K: Tensor) -> dict[str, Tensor]:
 
 def _undecided(request: Certifier, points: Pointwise, radii: dict[str, Tensor]) -> Tensor:
     """Tell which samples an expensive bound could still serve: all the correct ones, unless radii are given."""
-    if not request.epsilons or request.method != "auto":
+    if not request.epsilons or request.method not in ("auto", "local"):
         return points.correct
-    best = (
-        torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()]).amax(dim=0).amin(dim=1)
-    )
-    ceiling = (points.margin / points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
+    best = _largest(radii).amin(dim=1)
+    ceiling = _ceiling(points)
     useful = torch.zeros_like(points.correct)
     for eps in request.epsilons:
         # No bound from the gradient at x certifies beyond the linear limit m / g.
@@ -247,18 +292,59 @@ def _undecided(request: Certifier, points: Pointwise, radii: dict[str, Tensor]) 
     return useful & points.correct
 
 
+def _largest(radii: dict[str, Tensor]) -> Tensor:
+    """Return the largest radius of every class, 0 where none is known."""
+    return torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()]).amax(dim=0)
+
+
+def _ceiling(points: Pointwise) -> Tensor:
+    """Return the linear limit min m / g of every sample, which no bound from the gradient at x exceeds."""
+    return (points.margin / points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
+
+
 def _with_anchored(request: Certifier, x: Tensor, points: Pointwise, K: Tensor, todo: Tensor) -> Tensor:
-    """Return the table of constants with anchored ones where they are smaller."""
+    """Return the table of constants with anchored ones where they are smaller; one label at a time, for its pairs."""
     K = K.clone()
-    n = request.network.outputs
-    index = todo.nonzero().flatten()
-    for part in index.split(_ANCHORED_BATCH):
-        bound = anchored_curvature_bound(replace(request.pairs, scope=Anchor(x[part]))).value
-        table = torch.zeros(len(part), n, n, dtype=torch.float64, device=x.device)
-        i, j = torch.triu_indices(n, n, offset=1, device=x.device)
-        table[:, i, j] = table[:, j, i] = bound
-        K[part] = torch.minimum(K[part], table[torch.arange(len(part)), points.label[part]])
+    for label in points.label[todo].unique().tolist():
+        problem, others = _pairs_with(request, label)
+        for part in (todo & (points.label == label)).nonzero().flatten().split(_ANCHORED_BATCH):
+            bound = anchored_curvature_bound(replace(problem, scope=Anchor(x[part]))).value
+            K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
+
+
+def _pairs_with(request: Certifier, label: int) -> tuple[Problem, Tensor]:
+    """Return the problem of the scalars f_i - f_label, and the classes i."""
+    network = request.network
+    others = torch.tensor([i for i in range(network.outputs) if i != label], device=network.device)
+    eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
+    rows = network.read_out(eye[others] - eye[label])
+    return Problem(rows, request.p, request.p, Global(), scalars=True, norms=request.pairs.norms), others
+
+
+def _with_shells(
+    request: Certifier, x: Tensor, points: Pointwise, constants: tuple[Tensor, Tensor], radii: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return local radii of every class, at least those before; NaN where a sample is decided or cannot gain."""
+    if request.layers is None:
+        return {}
+    L, K = constants
+    known = _largest(radii)
+    best = known.amin(dim=1)
+    todo = _undecided(request, points, radii) & best.isfinite()
+    if request.method == "auto" or request.epsilons:
+        todo &= _ceiling(points) > best * (1 + _WORTHWHILE)
+    found = radii.get("local", torch.full_like(known, torch.nan)).clone()
+    # Nothing is left to gain where every class has an infinite radius.
+    found = torch.where((points.correct & best.isinf())[:, None], known, found)
+    index = todo.nonzero().flatten()
+    if len(index):
+        # Where radii are to be decided, none beyond the largest of them is asked for.
+        decisive = max(request.epsilons, default=math.inf) * (1 + 1e-9)
+        everywhere = _largest(_pair_radii(points, L, request.constants.K[points.label]))
+        query = Query(x, points.label, points.margin, points.gradient_norm, K, L, known, everywhere, decisive)
+        found[index] = torch.fmax(found[index], shell_radii(request.layers, query.part(index)))
+    return {"local": found}
 
 
 def _inside(box: Box | None, x: Tensor) -> Tensor:
@@ -305,7 +391,7 @@ def _assembled(
         radius=radius,
         lipschitz_radius=_least(radii.get("lipschitz"), points, radius),
         curvature_radius=_least(radii.get("curvature"), points, radius),
-        local_radius=torch.full_like(radius, torch.nan),
+        local_radius=_least(radii.get("local"), points, radius),
         pair_radius=torch.where(points.correct[:, None], pair_radius, 0.0),
         method=tuple(
             labels[names[k]] if ok else "misclassified"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
-from curvcert.bounds.curvature.portfolio import CURVATURE_METHODS, curvature
+from curvcert.bounds.curvature.portfolio import curvature
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
@@ -75,12 +75,9 @@ def pair_deviations(pairs: Problem) -> Tensor:
 
 def require_method(method: str) -> None:
     """Raise unless the method is one that `certify` knows."""
-    known = ("auto", "lipschitz", "anchored", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
+    known = ("auto", "lipschitz", "anchored", "local", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
     if method not in known:
-        extra = (
-            " (a bound over a ball needs its radius: not a method of certify)" if method in CURVATURE_METHODS else ""
-        )
-        raise InvalidInput(f"Unknown method {method!r}{extra}. Choose one of: {', '.join(known)}.")
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(known)}.")
 
 
 def _pairs(network: Network) -> int:

@@ -1,0 +1,184 @@
+r"""How far everything can move while the input stays within t of a sample: the forward half of a shell.
+
+For :math:`\|x' - x\|_p \le t`, block by block, :math:`\rho` bounds the distance of :math:`x_k`, :math:`\zeta` that of
+z and d each neuron's; R bounds the remainder of :math:`x_k` beside its linear part at x, r each entry's; E bounds
+the change of its Jacobian.  With :math:`\phi'` in [a, b] and :math:`|\phi''| \le c` over the interval that d allows,
+
+.. math::
+    \zeta &= \min(\|W\| \rho, \|J\| t + R_z), \qquad d = \min(\|W_l\| \rho, \|J_l\| t + r_z, \zeta), \\
+    R_z &= \min(\|W\| R, \|r_z\|), \qquad r_z = \min(\|W_l\| R, |W| r), \\
+    R' &= \min(\|A\| R + \|G\| \nu, \|H\| R + \|G\| (\||S| \circ r_z\| + \nu)), \qquad
+    r' = |H| r + |G| (|S| \circ r_z + e), \\
+    E' &= \Lambda E + \|G\| \|\mathrm{diag}(\Delta) J\|, \qquad
+    e = c \circ d^2 / 2, \quad \nu = \min(\|e\|, \max(c \circ d) \zeta / 2),
+
+:math:`A = H + G\, \mathrm{diag}(S) W` at x, :math:`\Lambda` a bound on the same at every point of the ball, and
+:math:`\Delta` the change of a slope: :math:`c \circ d` ("linear") or the range's own width if that is less
+("saturated").  Quotients by t of what is linear do not decrease in t; those of what is saturated may.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.local import ball_curvatures
+from curvcert.bounds.lipschitz.drift import ball_slopes
+from curvcert.bounds.lipschitz.sloped import Slopes
+from curvcert.certificates.shell.centre import AtCentre, Jacobian
+from curvcert.certificates.shell.norms import stepped, vector_norms
+from curvcert.network import Block
+from curvcert.operators import AbstractLinearMap
+from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.rounding import gamma, inflate
+
+
+@dataclass(frozen=True, eq=False)
+class OverBall:
+    """One block over the ball; Rz and Ez only where Jacobians are formed.
+
+    `saturated` and `linear` bound the change of each slope, `curvatures` :math:`|\\phi''|`, `growth` is
+    :math:`\\Lambda`, and `Ez` bounds the change of the Jacobian of z, saturated and linear.
+    """
+
+    growth: Tensor
+    zeta: Tensor | None = None
+    curvatures: Tensor | None = None
+    saturated: Tensor | None = None
+    linear: Tensor | None = None
+    Rz: Tensor | None = None
+    Ez: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Front:
+    """What is carried forward: rho, R, r and both E; the last three only beside Jacobians."""
+
+    rho: Tensor
+    R: Tensor
+    r: Tensor | None
+    E: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """How far z moves: as a whole, each neuron, and both remainders (meant only beside Jacobians)."""
+
+    zeta: Tensor
+    d: Tensor
+    Rz: Tensor
+    rz: Tensor
+
+
+def over_balls(centres: list[AtCentre], t: Tensor, inputs: int) -> list[OverBall]:
+    """Carry balls of radius t (batch,) forward."""
+    with_jacobians = any(at.jacobian is not None for at in centres)
+    zero = torch.zeros_like(t)
+    front = _Front(t, zero, t.new_zeros(len(t), inputs) if with_jacobians else None, (zero, zero))
+    found = []
+    for k, at in enumerate(centres):
+        part, front = _step(at, front, t, last=k == len(centres) - 1)
+        found.append(part)
+    return found
+
+
+def _step(at: AtCentre, front: _Front, t: Tensor, last: bool) -> tuple[OverBall, _Front]:
+    layer, block = at.layer, at.layer.block
+    if not isinstance(block, Block) or at.z is None or at.slopes is None:
+        return _affine_step(at, front, t)
+    moved = _moved(at, block, front, t)
+    slopes, c = ball_slopes(block, at.z, moved.d), ball_curvatures(block, at.z, moved.d)
+    linear = stepped(c * moved.d)
+    saturated = torch.minimum(_farthest(slopes, at.slopes), linear)
+    growth = torch.zeros_like(t) if last else _growth(at, slopes)  # behind the last block nothing grows
+    part = OverBall(growth, moved.zeta, c, saturated, linear)
+    if at.jacobian is not None:
+        Ez = (stepped(layer.W * front.E[0]), stepped(layer.W * front.E[1]))
+        part = replace(part, Rz=moved.Rz, Ez=Ez)
+    if last:
+        return part, front
+    s = slopes.steepest
+    inner = torch.minimum(vector_norms(s * moved.d, layer.p), s.amax(dim=1) * moved.zeta)
+    rho = torch.minimum(growth * front.rho, layer.H * front.rho + layer.G * inner)
+    rho = stepped(torch.minimum(rho, layer.reach * t))
+    if at.jacobian is None:
+        return part, _Front(rho, front.R, None, front.E)
+    return part, _carried(at, at.jacobian, part, moved, replace(front, rho=rho), t)
+
+
+def _moved(at: AtCentre, block: Block, front: _Front, t: Tensor) -> _Moved:
+    """Bound how far z moves, as a whole and neuron by neuron."""
+    layer = at.layer
+    zeta, d = layer.W * front.rho, layer.rows * front.rho[:, None]
+    Rz, rz = zeta, d
+    if at.jacobian is not None and front.r is not None:
+        rz = torch.minimum(layer.rows * front.R[:, None], _image(magnitude(block.W), front.r))
+        Rz = torch.minimum(layer.W * front.R, vector_norms(rz, 2))
+        zeta = torch.minimum(zeta, at.jacobian.norm * t + Rz)
+        d = torch.minimum(d, at.jacobian.rows * t[:, None] + rz)
+    zeta = stepped(zeta)
+    return _Moved(zeta, stepped(torch.minimum(d, zeta[:, None])), stepped(Rz), stepped(rz))
+
+
+def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, front: _Front, t: Tensor) -> _Front:
+    """Carry remainders and the Jacobian's change on, behind rho."""
+    layer, block = at.layer, at.layer.block
+    assert isinstance(block, Block)
+    assert at.slopes is not None
+    assert at.growth is not None
+    assert front.r is not None
+    assert part.linear is not None
+    assert part.saturated is not None
+    S = at.slopes.steepest
+    e = stepped(part.linear * moved.d / 2)
+    nu = torch.minimum(vector_norms(e, 2), part.linear.amax(dim=1) * moved.zeta / 2)
+    bent = stepped(S * moved.rz)
+    inner = torch.minimum(vector_norms(bent, 2), S.amax(dim=1) * moved.Rz) + nu
+    r = _image(magnitude(block.G), stepped(bent + e))
+    if block.is_residual:
+        r = stepped(r + _image(magnitude(block.H), front.r))
+    R = torch.minimum(at.growth * front.R + layer.G * nu, layer.H * front.R + layer.G * inner)
+    R = stepped(torch.minimum(R, vector_norms(r, 2)))
+    changes = layer.G * jacobian.weighted(stepped(torch.stack([part.saturated, part.linear], dim=1).square()))
+    E = (stepped(part.growth * front.E[0] + changes[:, 0]), stepped(part.growth * front.E[1] + changes[:, 1]))
+    return _Front(stepped(torch.minimum(front.rho, jacobian.output * t + R)), R, r, E)
+
+
+def _affine_step(at: AtCentre, front: _Front, t: Tensor) -> tuple[OverBall, _Front]:
+    layer, H = at.layer, at.layer.H
+    rho = stepped(torch.minimum(H * front.rho, layer.reach * t))
+    r = None if front.r is None else _image(magnitude(layer.block.H), front.r)
+    E = (stepped(H * front.E[0]), stepped(H * front.E[1]))
+    return OverBall(H.expand_as(t)), _Front(rho, stepped(H * front.R), r, E)
+
+
+def _growth(at: AtCentre, slopes: Slopes) -> Tensor:
+    r"""Bound :math:`\|H + G\, \mathrm{diag}(s) W\|` for all slopes s over the ball.
+
+    The least of :math:`\|H\| + \|G\| \|\mathrm{diag}(s) W\|`, the norm at x plus
+    :math:`\|G\| \|\mathrm{diag}(|s - S|) W\|`, the same about the middle slope, and the block's global constant.
+    """
+    layer = at.layer
+    assert at.slopes is not None
+    assert at.sloped is not None
+    s, low, high = slopes.steepest, at.slopes.lower, at.slopes.upper
+    floor = torch.where(low * high > 0, torch.minimum(low.abs(), high.abs()), 0.0)
+    weighted = at.sloped + layer.weighted_by_gram(stepped((s - floor).clamp(min=0.0)))
+    # Where the norm at x is the very one, sums along lines have nothing to add.
+    weighted = torch.minimum(weighted, s.amax(dim=1) * layer.W if layer.factor is not None else layer.weighted(s))
+    growth = torch.minimum(weighted if layer.plain else layer.H + layer.G * weighted, layer.constant)
+    if not layer.plain and at.growth is not None:
+        growth = torch.minimum(growth, at.growth + layer.G * layer.weighted_by_gram(_farthest(slopes, at.slopes)))
+        mu, linear = layer.about_centre
+        growth = torch.minimum(growth, linear + layer.G * layer.weighted_by_gram(slopes.about(mu)))
+    return stepped(growth)
+
+
+def _farthest(slopes: Slopes, at: Slopes) -> Tensor:
+    """Bound the distance of a slope over the ball from the true one at x, which lies somewhere in its interval."""
+    return stepped(torch.maximum(slopes.upper - at.lower, at.upper - slopes.lower))
+
+
+def _image(A: AbstractLinearMap, x: Tensor) -> Tensor:
+    """Bound A x for A, x >= 0; both flat."""
+    return stepped(inflate(A.apply(x.reshape(len(x), *A.in_shape)).flatten(1), gamma(rounding_length(A) + 4)))

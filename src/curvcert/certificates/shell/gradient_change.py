@@ -1,0 +1,88 @@
+r"""How far a pair's gradient can move while the input stays within t of a sample: the backward half of a shell.
+
+With :math:`u = |G^T g|` at x, :math:`h = u \circ c`, and a change :math:`\Delta` of the slopes over the ball,
+
+.. math::
+    v_k = \min(\|\Delta_k \circ u_k\|, \|\mathrm{diag}(h_k) J_k\| t + \max h_k R_k, \max h_k \zeta_k)
+
+bounds what block k does to the gradient in front of :math:`W_k^T`.  Two bounds follow, and the lesser counts:
+
+.. math::
+    (A) \quad \eta_{k-1} &= \Lambda_k \eta_k + \|W_k\| v_k, \qquad \|\nabla f(x') - \nabla f(x)\| \le \eta_0, \\
+    (B) \quad \|\nabla f(x') - \nabla f(x)\| &\le \sum_k \min(\|J_k^T \mathrm{diag}(h_k) J_k\| t + \|J_k\| \max h_k R_k,
+        \|J_k\| v_k) + E_k v_k.
+
+(B) writes the difference as a sum over blocks, the Jacobian in front of each one at x', the gradient behind it at x.
+(A) needs no Jacobians, and holds in the dual of every p-norm.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.certificates.shell.ball import OverBall
+from curvcert.certificates.shell.centre import AtCentre
+from curvcert.certificates.shell.norms import paired_norms, stepped
+from curvcert.norms import conjugate
+from curvcert.rounding import inflate
+
+Both = tuple[Tensor, Tensor]
+"""A saturated bound and a linear one."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientChange:
+    """Bounds on ||grad f(x') - grad f(x)||, (batch, pairs): a constant, and one that grows at least linearly in t."""
+
+    saturated: Tensor
+    linear: Tensor
+
+
+def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pairs: int) -> GradientChange:
+    """Bound the change of every pair's gradient over balls of radius t, (batch,)."""
+    zero = t.new_zeros(len(t), pairs)
+    eta, total = (zero, zero), (zero, zero)
+    for at, part in zip(reversed(centres), reversed(ball), strict=True):
+        growth = part.growth[:, None]
+        if at.z is None:
+            eta = (stepped(growth * eta[0]), stepped(growth * eta[1]))
+            continue
+        v, terms = _effects(at, part, t)
+        eta = (stepped(growth * eta[0] + at.layer.W * v[0]), stepped(growth * eta[1] + at.layer.W * v[1]))
+        if terms is not None:
+            total = (stepped(total[0] + terms[0]), stepped(total[1] + terms[1]))
+    if all(at.jacobian is not None for at in centres if at.z is not None):
+        eta = (torch.minimum(eta[0], total[0]), torch.minimum(eta[1], total[1]))
+    return GradientChange(*eta)
+
+
+def _effects(at: AtCentre, part: OverBall, t: Tensor) -> tuple[Both, Both | None]:
+    """Return v of one block, saturated and linear, and its terms of (B) where Jacobians are formed."""
+    u, p = at.sizes, at.layer.p
+    assert u is not None
+    assert part.curvatures is not None
+    assert part.saturated is not None
+    assert part.linear is not None
+    assert part.zeta is not None
+    changes = torch.stack([part.saturated, part.linear], dim=2)
+    J = at.jacobian
+    if J is None or part.Rz is None or part.Ez is None:
+        peak = inflate((u * part.curvatures[:, None]).amax(dim=2), 0.0)
+        v = paired_norms(at.powers, changes, conjugate(p))
+        if p <= 2:
+            # ||h o dz||_{p*} <= max h ||dz||_{p*} <= max h ||dz||_p.
+            v = torch.minimum(v, (peak * part.zeta[:, None])[:, :, None])
+        return (stepped(v[:, :, 0]), stepped(v[:, :, 1])), None
+    norm, t = J.norm[:, None], t[:, None]
+    h = inflate(u * part.curvatures[:, None], 0.0)
+    peak, pairs = h.amax(dim=2), h.shape[1]
+    sizes = paired_norms(at.powers, changes, 2)
+    # ||diag(h) J|| and ||diag(h)^(1/2) J||, whose square is ||J' diag(h) J||.
+    weighted = J.weighted(torch.cat([stepped(h.square()), h], dim=1))
+    remainder = peak * part.Rz[:, None]
+    shared = torch.minimum(weighted[:, :pairs] * t + remainder, peak * part.zeta[:, None])
+    v0, v1 = (stepped(torch.minimum(sizes[:, :, kind], shared)) for kind in (0, 1))
+    core = weighted[:, pairs:].square() * t + norm * remainder
+    terms = [stepped(torch.minimum(core, norm * v) + E[:, None] * v) for v, E in zip((v0, v1), part.Ez, strict=True)]
+    return (v0, v1), (terms[0], terms[1])

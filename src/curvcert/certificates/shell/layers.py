@@ -1,0 +1,218 @@
+r"""What the shell certificate needs of a network, computed once: norms of every block's maps.
+
+Jacobians at the samples are formed where they fit.  Behind a first layer :math:`W_1` with fewer neurons than
+inputs, only norms of :math:`M W_1` matter, and :math:`\|M W_1\| \le \|M R\|` for any R with
+:math:`R R^T \succeq W_1 W_1^T`: a square R stands for :math:`W_1`, and no Jacobian is wider than that layer.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.certificates.shell.norms import congruent_eigenvalues, frobenius_norms
+from curvcert.errors import UnsupportedModule
+from curvcert.network import AbstractBlock, Affine, Block, Network
+from curvcert.norms import conjugate
+from curvcert.operators import AbstractLinearMap, Identity, NormBounds
+from curvcert.operators.magnitudes import (
+    absolute_row_sums_upper_bound,
+    image_error,
+    interpolated,
+    magnitude,
+    rounding_length,
+)
+from curvcert.operators.rows import basis_vectors
+from curvcert.operators.verified import dominating_factor
+from curvcert.rounding import gamma, inflate
+
+JACOBIAN_ELEMENTS = 2**20
+"""Largest Jacobian of a layer, in numbers, that is formed for each sample."""
+
+_FACTOR_SIZE = 1024
+"""Largest layer with a norm of diag(S) W of its own for each sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One block, with the p -> p norms of its maps; `reach` is a Lipschitz constant of x -> x_k, all blocks so far."""
+
+    block: Block | Affine
+    p: float
+    norms: NormBounds
+    constant: Tensor
+    reach: Tensor
+
+    @cached_property
+    def H(self) -> Tensor:
+        """The norm of H."""
+        return self.norms.norm(self.block.H, self.p, self.p)
+
+    @cached_property
+    def G(self) -> Tensor:
+        """The norm of G."""
+        return self.norms.norm(self._smooth.G, self.p, self.p)
+
+    @cached_property
+    def W(self) -> Tensor:
+        """The norm of W."""
+        return self.norms.norm(self._smooth.W, self.p, self.p)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The norms of W's rows, that of functionals: in the dual norm; flat."""
+        return self.norms.row_norms(self._smooth.W, conjugate(self.p)).flatten()
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the block is phi(W x + b)."""
+        return not self._smooth.is_residual and isinstance(self._smooth.G, Identity)
+
+    @cached_property
+    def about_centre(self) -> tuple[float, Tensor]:
+        """The middle slope mu, and the norm of H + mu G W."""
+        alpha, beta = self._smooth.activation.slope
+        mu = (alpha + beta) / 2
+        linear = self._smooth.H + mu * (self._smooth.G @ self._smooth.W)
+        return mu, self.norms.norm(linear, self.p, self.p)
+
+    @cached_property
+    def factor(self) -> tuple[Tensor, Tensor] | None:
+        """A matrix R and an error with ||diag(s) W||_2 <= ||diag(s) R||_2 + max(s) error for every s >= 0.
+
+        R is W itself where it has fewer columns than rows; None where it is too large, or p is not 2.
+        """
+        W = self._smooth.W
+        if self.p != 2 or W.out_size > _FACTOR_SIZE:
+            return None
+        if W.in_size >= W.out_size:
+            R = dominating_factor(*self.norms.gram(W))
+            return R, torch.zeros_like(R[0, 0])
+        basis = basis_vectors(W.in_shape, 0, W.in_size, W)
+        error = frobenius_norms(image_error(W, basis).flatten(1)[None])[0]
+        return W.apply(basis).flatten(1).mT, error
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """The absolute values of W W', (1, n, n), rounded up; None as the factor is."""
+        if self.factor is None:
+            return None
+        B, error = self.norms.gram(self._smooth.W)
+        return inflate(B.abs() + error, 0.0)[None]
+
+    def weighted_by_gram(self, s: Tensor) -> Tensor:
+        r"""Bound :math:`\|\mathrm{diag}(s) W\|` for each s >= 0, (batch, n): by the largest, and by |W W'|."""
+        largest = inflate(s.amax(dim=1) * self.W, 0.0)
+        if self.gram is None:
+            return largest
+        eigenvalues = congruent_eigenvalues(self.gram, inflate(s.square(), 0.0)[:, None], self.rows[None])
+        return torch.minimum(largest, inflate(eigenvalues.sqrt(), 0.0)[:, 0])
+
+    def weighted(self, s: Tensor) -> Tensor:
+        r"""Bound the same by the largest, and by the sums along rows and columns."""
+        W = self._smooth.W
+        largest = inflate(s.amax(dim=1) * self.W, 0.0)
+        by_rows = inflate((s * self._row_sums).amax(dim=1), 0.0)
+        if math.isinf(self.p):
+            return torch.minimum(largest, by_rows)
+        shaped = s.reshape(len(s), *W.out_shape)
+        by_columns = inflate(self._magnitude.adjoint(shaped).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
+        if self.p == 1:
+            return torch.minimum(largest, by_columns)
+        return torch.minimum(largest, interpolated(by_columns, by_rows, self.p))
+
+    @cached_property
+    def _row_sums(self) -> Tensor:
+        return absolute_row_sums_upper_bound(self._smooth.W).flatten()
+
+    @cached_property
+    def _magnitude(self) -> AbstractLinearMap:
+        return magnitude(self._smooth.W)
+
+    @property
+    def _smooth(self) -> Block:
+        if not isinstance(self.block, Block):
+            raise UnsupportedModule(f"{self.block.name or 'A block'} has no activation.")
+        return self.block
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """A network ready for shell certificates; made by `layers_of`.  Its norms are computed when they are needed."""
+
+    problem: Problem
+    pairs: Problem
+    with_jacobians: bool
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The blocks with their norms."""
+        blocks, norms, p = self.network.blocks, self.problem.norms, self.problem.p
+        prefixes, layers = liplt_prefixes(self.pairs, norms), []
+        for k, block in enumerate(blocks):
+            last = k == len(blocks) - 1
+            # Distances behind the last block are never asked for.
+            constant = prefixes[0] if last else block_lipschitz(block, self.problem, norms, last)
+            reach = prefixes[0 if last else k + 1]
+            layers.append(Layer(_known(block), p, norms, inflate(constant, gamma(16)), reach))
+        return tuple(layers)
+
+    @property
+    def network(self) -> Network:
+        """The network that it is about."""
+        return self.problem.network
+
+    @cached_property
+    def root(self) -> Tensor | None:
+        """The transpose of R in place of the first W, or None where Jacobians start from the input's basis."""
+        first = self.layers[0].block
+        if isinstance(first, Block) and not first.is_residual and first.W.out_size < first.W.in_size:
+            return dominating_factor(*self.problem.norms.gram(first.W)).mT.contiguous()
+        return None
+
+    @property
+    def columns(self) -> int:
+        """The width of the Jacobians that are formed."""
+        return _columns(self.network)
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """The input's basis, (1, inputs, *in_shape)."""
+        n = math.prod(self.network.in_shape)
+        eye = torch.eye(n, dtype=torch.float64, device=self.network.device)
+        return eye.reshape(1, n, *self.network.in_shape)
+
+
+def layers_of(pairs: Problem, network: Network) -> Layers:
+    """Prepare a network; `pairs` is the problem of its differences of outputs, whose norms and prefixes are shared.
+
+    Raises:
+        UnsupportedModule: at a block without a derivative, such as max-pooling.
+        UnsupportedActivation: at an activation with a kink.
+    """
+    network.require_smooth()
+    problem = Problem(network, pairs.p, pairs.p, pairs.scope, scalars=True, norms=pairs.norms)
+    return Layers(problem, pairs, pairs.p == 2 and _jacobians_fit(network))
+
+
+def _known(block: AbstractBlock) -> Block | Affine:
+    assert isinstance(block, Block | Affine)
+    return block
+
+
+def _columns(network: Network) -> int:
+    first, inputs = network.blocks[0], math.prod(network.in_shape)
+    if isinstance(first, Block) and not first.is_residual:
+        return min(first.W.out_size, inputs)
+    return inputs
+
+
+def _jacobians_fit(network: Network) -> bool:
+    sizes = [math.prod(block.out_shape) for block in network.blocks[:-1]]
+    sizes += [block.W.out_size for block in network.blocks if isinstance(block, Block)]
+    return max(sizes, default=1) * _columns(network) <= JACOBIAN_ELEMENTS

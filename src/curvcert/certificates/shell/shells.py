@@ -1,0 +1,132 @@
+r"""The local certificate: bounds on how far gradients move within balls, integrated over shells.
+
+A grid of equal shells reaches to T, no further than the linear limit :math:`\min_i m_i / g_i`, one for all pairs of a
+sample.  A second grid ends where the first pair stopped on the first one.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from curvcert.certificates.shell.ball import over_balls
+from curvcert.certificates.shell.centre import AtCentre, at_centres
+from curvcert.certificates.shell.gradient_change import gradient_change
+from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
+from curvcert.certificates.shell.layers import Layers
+from curvcert.network import Block
+from curvcert.rounding import gamma
+
+SHELLS = (8, 16)
+"""Shells of the first grid, which finds where the first pair stops, and of the second, which ends there."""
+
+_FARTHEST = 16.0
+"""The first grid reaches no further than this many times the radius by global constants."""
+
+_LARGEST = 1e100
+"""No grid reaches further, so that nothing overflows."""
+
+_CHUNK_ELEMENTS = 2**24
+"""Numbers that the Jacobians and the gradients of the samples in hand may take, on a processor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Samples and classes to certify, with what is known: margins, gradient norms, constants and radii so far.
+
+    `x` and `label` are the samples; the others are (batch, classes), with anything at the label itself.  `known` are
+    the best radii, `everywhere` those by global constants: they alone set the grid, so that a smaller K can only
+    help.  Nothing beyond `farthest` is asked for.
+    """
+
+    x: Tensor
+    label: Tensor
+    m: Tensor
+    g: Tensor
+    K: Tensor
+    L: Tensor
+    known: Tensor
+    everywhere: Tensor
+    farthest: float = math.inf
+
+    def part(self, index: Tensor) -> "Query":
+        """Return the query about some of the samples."""
+        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "farthest"}
+        return replace(self, **tensors)
+
+
+def shell_radii(layers: Layers, query: Query) -> Tensor:
+    """Return a certified radius of every class, (batch, classes), inf at the label.
+
+    Classes that are known to stay below the label up to the end of the first grid are not looked at: they get
+    that end, which is no less than the sample's own radius.
+    """
+    size = max(1, _chunk_elements(query.x.device) // _elements(layers))
+    pieces = torch.arange(len(query.x), device=query.x.device).split(size)
+    return torch.cat([_radii(layers, query.part(index)) for index in pieces])
+
+
+def _chunk_elements(device: torch.device) -> int:
+    """Return how many numbers may be held: on an accelerator half of the memory that is free, since size pays there."""
+    if device.type != "cuda":
+        return _CHUNK_ELEMENTS
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return max(_CHUNK_ELEMENTS, free // (2 * 8))
+
+
+def _elements(layers: Layers) -> int:
+    """Return how many numbers one sample takes."""
+    hidden = [layer.block.W.out_size for layer in layers.layers if isinstance(layer.block, Block)]
+    states = [math.prod(layer.block.out_shape) for layer in layers.layers]
+    widest = max([*hidden, *states, 1])
+    jacobians = 6 * widest * layers.columns if layers.with_jacobians else 0
+    squares = max([n * n for n in hidden if n <= 1024], default=0)
+    return jacobians + 4 * squares + layers.network.outputs * (4 * sum(hidden) + 4 * widest)
+
+
+def _radii(layers: Layers, query: Query) -> Tensor:
+    farthest, others = _grid_end(query)
+    pairs = Pairs(query.m, query.g, query.K, query.L).chosen(others)
+    centres = at_centres(layers, query.x, query.label, others)
+    inputs = math.prod(layers.network.in_shape)
+    spent, end = _walk(centres, pairs, farthest, SHELLS[0], inputs)
+    radius = spent.radius
+    if not bool(spent.open_.all()):
+        # Only pairs that stopped short of the new end can still be the sample's first to stop.
+        order = radius.argsort(dim=1)
+        urgent = order[:, : int((radius < end[:, None]).sum(dim=1).amax().clamp(min=1))]
+        fewer = [at.of_pairs(urgent) for at in centres]
+        again, _ = _walk(fewer, pairs.chosen(urgent), end, SHELLS[1], inputs)
+        radius = radius.scatter(1, urgent, torch.maximum(again.radius, radius.gather(1, urgent)))
+    table = farthest[:, None].expand_as(query.m).scatter(1, others, radius)
+    # The integral is never above that with global constants alone, but the grid may end short of their radius.
+    return torch.maximum(table, query.everywhere).scatter(1, query.label[:, None], torch.inf)
+
+
+def _grid_end(query: Query) -> tuple[Tensor, Tensor]:
+    """Return the end of the first grid, and the classes to look at, most urgent first: the same number a sample."""
+    known = query.known.scatter(1, query.label[:, None], torch.inf)
+    limit = (query.m / query.g.clamp(min=1e-300)).scatter(1, query.label[:, None], torch.inf).amin(dim=1)
+    everywhere = query.everywhere.scatter(1, query.label[:, None], torch.inf).amin(dim=1)
+    farthest = torch.minimum(limit, _FARTHEST * everywhere).clamp(max=min(query.farthest, _LARGEST)) * (1 - gamma(16))
+    count = int((known < farthest[:, None]).sum(dim=1).amax().clamp(min=1))
+    return farthest, known.argsort(dim=1)[:, :count]
+
+
+def _walk(centres: list[AtCentre], pairs: Pairs, end: Tensor, shells: int, inputs: int) -> tuple[Spent, Tensor]:
+    """Integrate over equal shells up to `end`; return the radii, and where the shell ends that first stopped a pair."""
+    spent, low, stopped = Spent.nothing(pairs), torch.zeros_like(end), end
+    for j in range(1, shells + 1):
+        high = end * (j / shells)
+        ball = over_balls(centres, high, inputs)
+        change = gradient_change(centres, ball, high, pairs.m.shape[1])
+        spent = integrate_shell(spent, pairs, change, low, high)
+        # The first pair to stop gives the sample's radius: the others need not go on.
+        whole = spent.open_.all(dim=1)
+        spent = replace(spent, open_=spent.open_ & whole[:, None])
+        stopped = torch.where(whole, stopped, torch.minimum(stopped, high))
+        if not bool(whole.any()):
+            break
+        low = high
+    return spent, stopped
