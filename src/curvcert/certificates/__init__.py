@@ -1,7 +1,18 @@
 """Certificates: radii that are proven, and witnesses that are shown."""
 
-from curvcert.certificates.certificate import Certificate
+from curvcert.certificates.certificate import Certificate, load_certificate
 from curvcert.certificates.certification import Certifier, certifier, certify
+from curvcert.certificates.checker import Verdict, check_certificate, evaluate_network
 from curvcert.certificates.search import with_search
 
-__all__ = ["Certificate", "Certifier", "certifier", "certify", "with_search"]
+__all__ = [
+    "Certificate",
+    "Certifier",
+    "Verdict",
+    "certifier",
+    "certify",
+    "check_certificate",
+    "evaluate_network",
+    "load_certificate",
+    "with_search",
+]

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor
 
+from curvcert.certificates.evidence import Evidence, joined_evidence
+from curvcert.certificates.record import read_certificate_file, saved_fields, write_certificate_file
 from curvcert.errors import InvalidInput
 
 
@@ -36,6 +39,7 @@ class Certificate:
         p: the norm of the radii.
         assumes: what a user declared about the activations, and we only sampled.
         notes: what was chosen and what was skipped, and why.
+        evidence: what an independent checker needs beside the radii: digests and constants.
     """
 
     label: Tensor
@@ -54,6 +58,7 @@ class Certificate:
     p: float
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    evidence: Evidence | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -83,6 +88,21 @@ class Certificate:
         """Return [certified, falsified] for every sample: the true radius lies between them."""
         return torch.stack([self.radius, self.falsified_radius], dim=1)
 
+    def save(self, path: Path | str, witnesses: bool = True) -> "Certificate":
+        """Write the certificate to a file that `curvcert check` verifies, and return what the file holds.
+
+        Saved radii and margins are lowered, constants and attack radii raised, by a part in 2**30: room for the
+        rounding of an independent checker.  Every saved number is still a bound.  `witnesses=False` leaves out
+        the misclassified points, and with them the attack radii: inf, as if none were found.
+
+        Raises:
+            InvalidInput: if the network has parts that no file describes.
+        """
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        saved = saved_fields(held, witnesses)
+        write_certificate_file(path, saved)
+        return Certificate(**saved)
+
     def __repr__(self) -> str:
         share, median = float(self.correct.double().mean()), float(self.radius.median())
         witnesses = int((self.attack_radius.isfinite() & self.correct).sum())
@@ -103,6 +123,29 @@ class Certificate:
         return f"<table>{cells}</table>"
 
 
+def load_certificate(path: Path | str) -> Certificate:
+    """Return the certificate that a file holds, equal field by field to what `Certificate.save` returned.
+
+    Loading checks that the file is whole and does not contradict itself; whether its claims are true is what
+    `curvcert check` tells.
+
+    Raises:
+        InvalidFile: if the file is cut short, altered, of another kind or version, or contradicts itself.
+
+    >>> import tempfile
+    >>> from torch import nn
+    >>> from curvcert.certificates import certify
+    >>> from curvcert.network import trace
+    >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = certify(net, torch.ones(4, 2)).save(f"{folder}/certificate.safetensors")
+    ...     loaded = load_certificate(f"{folder}/certificate.safetensors")
+    >>> bool((loaded.radius == saved.radius).all()), loaded.method == saved.method
+    (True, True)
+    """
+    return Certificate(**read_certificate_file(path))
+
+
 def concatenate(parts: Sequence[Certificate]) -> Certificate:
     """Return the certificates of consecutive batches as one."""
     if not parts:
@@ -114,7 +157,8 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
     }
     methods = tuple(name for part in parts for name in part.method)
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    return Certificate(**joined, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes)
+    evidence = joined_evidence([part.evidence for part in parts])
+    return Certificate(**joined, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes, evidence=evidence)
 
 
 def _eps(eps: float) -> float:

@@ -1,0 +1,152 @@
+"""What a certificate file claims, read by the checker itself, and whether the claims contradict each other."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from curvcert.certificates.checker.files import Content, read
+from curvcert.certificates.checker.outward import Array
+
+KIND, VERSION = "curvcert-certificate", 1
+
+_FIELDS = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
+_NUMBERS = (
+    "radius",
+    "lipschitz_radius",
+    "curvature_radius",
+    "local_radius",
+    "attack_radius",
+    "search_radius",
+    "margin",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """A certificate file's content: what it says about the network and about every sample."""
+
+    network: str
+    p: float
+    in_shape: tuple[int, ...]
+    names: tuple[str, str]
+    assumes: tuple[str, ...]
+    inputs: NDArray[np.uint8]
+    label: NDArray[np.int64]
+    correct: NDArray[np.bool_]
+    wins: NDArray[np.bool_]
+    method: tuple[str, ...]
+    radius: Array
+    lipschitz_radius: Array
+    curvature_radius: Array
+    local_radius: Array
+    attack_radius: Array
+    search_radius: Array
+    margin: Array
+    pair_radius: Array
+    L: Array
+    K: Array
+    K_used: Array
+    witness: Array | None
+
+
+def read_claims(path: Path | str) -> Claims:
+    """Read a certificate file.
+
+    Raises:
+        InvalidFile: if it is cut short, altered, of another kind or version, or contradicts itself.
+    """
+    content = read(path, KIND, VERSION)
+    if set(content.header) != _FIELDS:
+        content.refuse(f"missing or unknown header fields {sorted(set(content.header) ^ _FIELDS)}")
+    n, classes, in_shape, p = _sizes(content)
+    numbers: dict[str, Array] = {name: content.array(name, "<f8", (n,)) for name in _NUMBERS}
+    flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins")}
+    methods = _texts(content, "methods")
+    codes = content.array("method", "<i8", (n,))
+    if bool(((codes < 0) | (codes >= len(methods))).any()):
+        content.refuse("a method's code has no name")
+    names = _texts(content, "names")
+    if len(names) != 2 or not isinstance(content.header["network"], str):
+        content.refuse("the names of the constants or the network's digest are missing")
+    _texts(content, "notes")
+    claims = Claims(
+        network=content.header["network"],
+        p=p,
+        in_shape=in_shape,
+        names=(names[0], names[1]),
+        assumes=_texts(content, "assumes"),
+        inputs=content.array("inputs", "|u1", (n, 32)),
+        label=content.array("label", "<i8", (n,)),
+        correct=flags["correct"],
+        wins=flags["curvature_wins"],
+        method=tuple(methods[code] for code in codes),
+        pair_radius=content.array("pair_radius", "<f8", (n, classes)),
+        L=content.array("L", "<f8", (classes, classes)),
+        K=content.array("K", "<f8", (classes, classes)),
+        K_used=content.array("K_used", "<f8", (n, classes)),
+        witness=content.array("witness", "<f8", (n, *in_shape)) if "witness" in content.arrays else None,
+        **numbers,
+    )
+    known = {*_NUMBERS, "correct", "curvature_wins", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"}
+    if set(content.arrays) - {"witness"} != known:
+        content.refuse(f"unknown arrays {sorted(set(content.arrays) - known - {'witness'})}")
+    _require_consistency(content, claims, classes)
+    return claims
+
+
+def _sizes(content: Content) -> tuple[int, int, tuple[int, ...], float]:
+    n, classes, shape = (content.header[name] for name in ("samples", "classes", "in_shape"))
+    whole = isinstance(shape, list) and len(shape) <= 8
+    if not whole or not all(type(value) is int and 0 < value < 2**31 for value in (n, classes, *shape)) or classes < 2:
+        content.refuse("its sizes are not positive whole numbers")
+    p = content.header["p"]
+    if p == "inf":
+        return n, classes, tuple(shape), math.inf
+    if type(p) not in (int, float) or not 1 <= p < math.inf:
+        content.refuse("p is not the number of a norm")
+    return n, classes, tuple(shape), float(p)
+
+
+def _texts(content: Content, name: str) -> tuple[str, ...]:
+    found = content.header[name]
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        content.refuse(f"{name} is not a list of strings")
+    return tuple(found)
+
+
+def _flags(content: Content, name: str, n: int) -> NDArray[np.bool_]:
+    raw: NDArray[Any] = content.array(name, "|b1", (n,)).view(np.uint8)
+    if bool((raw > 1).any()):
+        content.refuse(f"{name} has an entry that is neither true nor false")
+    found: NDArray[np.bool_] = raw == 1
+    return found
+
+
+def _require_consistency(content: Content, claims: Claims, classes: int) -> None:
+    correct, radius = claims.correct, claims.radius
+    nonnegative = (claims.radius, claims.pair_radius, claims.attack_radius, claims.search_radius)
+    partial = (claims.lipschitz_radius, claims.curvature_radius, claims.local_radius, claims.L, claims.K, claims.K_used)
+    least = np.where(correct, claims.pair_radius.min(axis=1), 0.0)
+    nearest = np.minimum(claims.attack_radius, claims.search_radius)
+    wrong = ~correct
+    rules = (
+        (bool(((claims.label >= 0) & (claims.label < classes)).all()), "a label is not a class"),
+        (all(bool((value >= 0).all()) for value in nonnegative), "a radius is negative or NaN"),
+        (not any(bool((value < 0).any()) for value in partial), "a radius or constant is negative"),
+        (not bool(np.isnan(claims.margin).any()), "a margin is NaN"),
+        (bool((radius == least).all()), "a radius is not the least of its pairs'"),
+        (
+            bool((radius[wrong] == 0).all() and (claims.pair_radius[wrong] == 0).all()),
+            "a misclassified one has a radius",
+        ),
+        (bool((claims.attack_radius[wrong] == 0).all()), "a misclassified sample has an attack radius"),
+        (bool((radius[correct] <= nearest[correct]).all()), "a radius reaches beyond a misclassified point"),
+        (bool((claims.margin[correct] > 0).all()), "a sample is called correct with a margin of 0 or less"),
+    )
+    for holds, otherwise in rules:
+        if not holds:
+            content.refuse(otherwise)

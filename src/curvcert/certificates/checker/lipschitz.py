@@ -1,0 +1,275 @@
+r"""Global Lipschitz constants, derived afresh: products of norms, the loop transformation, and LipSDP layer by layer.
+
+- A block :math:`Hx + G\Phi(Wx + b)` with slopes in [alpha, beta] is :math:`\|H\| + s\|G\|\|W\|`-Lipschitz, s the
+  largest absolute slope; one of the form :math:`A(x - W^T D \Phi(Wx + b))` with slopes in [0, beta] has, beside A,
+  :math:`L^2 \le 1 + (\rho - 2/\beta)_+ \beta^2 \rho`, :math:`\rho = \|D^{1/2} W\|^2`.
+- With :math:`\phi = \mu z + \psi`, :math:`\mu` the middle slope, :math:`\psi` is :math:`(\beta - \alpha)/2`-Lipschitz
+  and a difference is the product of the :math:`\hat H_k = H_k + \mu_k G_k W_k` plus one term for each :math:`\psi`.
+- LipSDP: if :math:`\|\Delta a\|_X \le \|\Delta x\|` before a layer and :math:`S = W X^{-1} W^T`, then behind it the
+  same holds with :math:`X' = t I - t^2 \tfrac{(\alpha + \beta)^2}{4} S (I + t \alpha\beta S)^{-1}` for any t > 0 that
+  makes it positive definite: the sector inequality of every neuron with the multiplier t, and a Schur complement.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from curvcert.certificates.checker.evaluation import Sizes
+from curvcert.certificates.checker.model import Model, Piece, pair_rows
+from curvcert.certificates.checker.outward import (
+    Array,
+    Enclosed,
+    Factor,
+    U,
+    frobenius,
+    gamma,
+    largest_eigenvalue,
+    operator_norm,
+    plus,
+    product,
+    raised,
+    row_lengths,
+    scaled,
+    spectral_norm,
+    times,
+    up,
+)
+
+DUAL = {1.0: np.inf, 2.0: 2.0, np.inf: 1.0}
+"""The dual of every norm that is covered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A piece about its middle slope: the linear part, the radius of the slopes, G, W and constants."""
+
+    linear: Factor
+    radius: float
+    outer: Factor
+    G: float
+    W: float
+    product: float
+    transformed: float
+    contraction: tuple[float, float] | None = None
+
+
+def linearised(piece: Piece, p: float, sizes: Sizes) -> Linear:
+    """Split a piece about the middle of its slopes, with norms p -> p."""
+    if piece.act is None or piece.W is None:
+        constant = operator_norm(piece.H, p)
+        return Linear(piece.H, 0.0, None, 0.0, 0.0, constant, constant)
+    alpha, beta = piece.act.slope
+    mu = 0.5 * (alpha + beta)
+    radius = raised(max(beta - mu, mu - alpha))
+    through = times(piece.G, piece.W)
+    assert through is not None
+    linear = scaled(mu, through)
+    if piece.H is not None:
+        linear = plus(piece.H, linear)
+    H, G, W = sizes.H, sizes.G, sizes.W
+    if p != 2:
+        H = 0.0 if piece.H is None else operator_norm(piece.H, p)
+        G, W = operator_norm(piece.G, p), operator_norm(piece.W, p)
+    constant = raised(H + piece.act.steepest * G * W)
+    contraction = _contraction(piece, sizes) if p == 2 else None
+    if contraction is not None:
+        constant = min(constant, raised(H * contraction[0] + contraction[1]))
+    transformed = min(constant, raised(operator_norm(linear, p) + radius * G * W))
+    return Linear(linear, radius, piece.G, G, W, constant, transformed, contraction)
+
+
+def contraction_weights(piece: Piece) -> Array | None:
+    """Return the d >= 0 that brings G nearest to -A W' diag(d), A = H, where G is near that at all."""
+    if piece.act is None or piece.H is None or piece.W is None or piece.G is None or piece.act.slope[0] < 0:
+        return None
+    M = piece.H.value @ piece.W.value.T
+    squares = (M * M).sum(axis=0)
+    d = np.where(squares > 0, -(piece.G.value * M).sum(axis=0) / np.where(squares > 0, squares, 1.0), 0.0)
+    d = np.maximum(d, 0.0)
+    near = float(np.abs(piece.G.value + M * d).max()) <= 1e-9 * float(np.abs(piece.G.value).max())
+    return d if near else None
+
+
+def _contraction(piece: Piece, sizes: Sizes) -> tuple[float, float] | None:
+    """Return L and E: A (x - W' D phi(Wx + b)) is |A| L-Lipschitz for each functional of A, and the piece is off by E.
+
+    D is read off G; what G differs from -A W' D by is bounded, and paid for.
+    """
+    d = contraction_weights(piece)
+    if d is None or piece.act is None or piece.H is None or piece.W is None or piece.G is None:
+        return None
+    beta, W = piece.act.slope[1], piece.W.value
+    exact = product(piece.H, Enclosed(W.T * d, 2 * U * np.abs(W.T * d) + d * _error(piece.W).T))
+    off = raised(frobenius(piece.G.value + exact.value) + piece.G.off + exact.off + 4 * U * frobenius(exact.value), 8)
+    root = up(np.sqrt(d))
+    weighed = root[:, None] * W
+    rho = spectral_norm(Enclosed(weighed, up(4 * U * np.abs(weighed) + root[:, None] * _error(piece.W))))
+    rho = raised(rho**2, 8)
+    excess = max(0.0, rho - 2 / beta * (1 - 8 * U))
+    own = raised(float(np.sqrt(1 + excess * beta * beta * rho)), 8) if excess > 0 else 1.0
+    return own, raised(off * beta * sizes.W, 8)
+
+
+def _error(matrix: Enclosed) -> Array:
+    return np.zeros_like(matrix.value) if matrix.error is None else matrix.error
+
+
+def last_steps(model: Model, part: Linear, p: float) -> Array:
+    """Return Lipschitz constants of every f_i - f_j as a function of the last piece's input."""
+    dual = DUAL[p]
+    _, outer, skip = pair_rows(model.pieces[-1], None, model.classes)
+    return functional_steps(model.pieces[-1], part, outer, skip, dual)
+
+
+def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed | None, dual: float) -> Array:
+    """Return Lipschitz constants of functionals of a piece, given as rows of maps behind its G and its H."""
+    step = np.zeros(len(outer.value)) if skip is None else row_lengths(skip, dual)
+    if piece.act is None:
+        return step
+    found = step + piece.act.steepest * row_lengths(outer, dual) * part.W
+    if part.contraction is not None and skip is not None:
+        own, off = part.contraction
+        # A difference of two outputs has length sqrt(2).
+        found = np.minimum(found, step * own + 1.5 * off)
+    return up(found, 8)
+
+
+def prefixes(parts: list[Linear], p: float) -> list[float]:
+    """Return Lipschitz constants of x -> x_k in p -> p, for the input of every piece."""
+    found = [1.0]
+    for k in range(len(parts) - 1):
+        total, tail = 0.0, None
+        for part, L in zip(parts[k::-1], found[k::-1], strict=True):
+            if part.radius:
+                total += part.radius * operator_norm(times(tail, part.outer), p) * part.W * L
+            tail = times(tail, part.linear)
+        total += operator_norm(tail, p)
+        found.append(min(raised(total, 8 * (k + 2)), raised(found[-1] * parts[k].product)))
+    return found
+
+
+def pair_constants(model: Model, parts: list[Linear], before: list[float], p: float) -> Array:
+    """Return Lipschitz constants of all f_i - f_j, i < j: the loop transformation and the product, the least."""
+    dual = DUAL[p]
+    rows, _, _ = pair_rows(model.pieces[-1], None, model.classes)
+    total, tail = np.zeros(len(rows)), Enclosed(rows)
+    for part, L in zip(reversed(parts), reversed(before), strict=True):
+        if part.radius:
+            reach = times(tail, part.outer)
+            assert reach is not None
+            total = total + part.radius * row_lengths(reach, dual) * part.W * L
+        if part.linear is not None:
+            tail = product(tail, part.linear)
+    total = up(total + row_lengths(tail, dual), 8 * (len(parts) + 2))
+    return np.minimum(total, up(last_steps(model, parts[-1], p) * before[-1], 8))
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """Upper bounds, in the order of symmetric matrices, on the inverse of X: a multiple of I, and a matrix."""
+
+    scale: float
+    matrix: Array | None = None
+
+
+def metrics(model: Model) -> list[Metric] | None:
+    """Return bounds on the inverses of LipSDP's matrices before every layer and behind the last; None with skips."""
+    if any(piece.act is None or piece.H is not None for piece in model.pieces):
+        return None
+    found, before = [Metric(1.0)], None
+    for piece in model.pieces:
+        W = times(piece.W, before)
+        assert W is not None
+        found.append(_next_metric(piece, W, found[-1]))
+        before = piece.G
+    return found
+
+
+def congruent(W: Enclosed, metric: Metric) -> tuple[Array, float]:
+    """Return W Y W' and a bound on its error in the 2-norm."""
+    size, off = frobenius(W.value), W.off
+    if metric.matrix is None:
+        S = metric.scale * (W.value @ W.value.T)
+        error = metric.scale * (gamma(W.value.shape[1] + 4) * size * size + off * (2 * size + off))
+        return S, raised(error, 8)
+    Y = frobenius(metric.matrix)
+    S = W.value @ metric.matrix @ W.value.T
+    error = gamma(2 * W.value.shape[1] + 4) * size * size * Y + off * (2 * size + off) * metric.scale
+    return S, raised(error, 8)
+
+
+def _next_metric(piece: Piece, W: Enclosed, metric: Metric) -> Metric:
+    assert piece.act is not None
+    S, error = congruent(W, metric)
+    top = largest_eigenvalue(S, error)
+    alpha, beta = piece.act.slope
+    scale = raised(piece.act.steepest**2 * top, 8)
+    if not (beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta and 1e-100 < top < 1e100):
+        return Metric(scale)
+    matrix = _schur(S, error, top, alpha, beta)
+    return Metric(scale, matrix)
+
+
+def _schur(S: Array, error: float, top: float, alpha: float, beta: float) -> Array | None:
+    """Return a matrix above the inverse of X' = t I - k S (I + tau S)^-1, or None if that cannot be shown.
+
+    S (I + tau S)^-1 = (I - (I + tau S)^-1) / tau rises with S, so S is first raised by its error, and the inverse is
+    bounded from the side that makes X' smaller: what is below a feasible X' is feasible.
+    """
+    n = len(S)
+    shift = raised(error + 4 * U * top, 8)
+    S = 0.5 * (S + S.T) + 2 * shift * np.eye(n)
+    top = raised(top + 3 * shift, 8)
+    t = 2 / (beta * (beta - alpha) * top)
+    tau, k = t * alpha * beta, t * t * 0.25 * (alpha + beta) ** 2
+    damped, off = S, 0.0
+    if tau != 0:
+        if not 1 + tau * top > 1e-3:
+            return None
+        found = _inverse(np.eye(n) + tau * S, gamma(8) * (1 + abs(tau) * top))
+        if found is None:
+            return None
+        damped = (np.eye(n) - found[0]) / tau + found[1] / abs(tau) * np.eye(n)
+        off = gamma(8) * (frobenius(found[0]) + found[1] + np.sqrt(n)) / abs(tau)
+    X = t * np.eye(n) - k * damped
+    forming = gamma(8) * (t * np.sqrt(n) + k * frobenius(damped)) + k * off
+    # The smallest eigenvalue of X: positive by the choice of t, and shown.
+    if not -largest_eigenvalue(-X, raised(forming, 8)) > 0:
+        return None
+    found = _inverse(X, raised(forming, 8))
+    if found is None:
+        return None
+    above: Array = found[0] + found[1] * np.eye(n)
+    return above
+
+
+def _inverse(A: Array, error: float) -> tuple[Array, float] | None:
+    r"""Return a symmetric B and a bound on its distance from the inverse of every matrix within `error` of A.
+
+    With :math:`R = I - AB`: :math:`\|A^{-1} - B\| \le \|B\| \|R\| / (1 - \|R\|)`.
+    """
+    n = len(A)
+    try:
+        B: Array = np.asarray(np.linalg.inv(A), np.float64)
+    except np.linalg.LinAlgError:
+        return None
+    B = 0.5 * (B + B.T)
+    B = np.where(np.tri(n, dtype=bool), B, B.T)
+    if not np.isfinite(B).all():
+        return None
+    size = float(np.abs(B).sum(axis=1).max()) * (1 + gamma(2 * n))
+    rest = np.eye(n) - A @ B
+    r = frobenius(rest) + gamma(n + 2) * (frobenius(A) * frobenius(B) + np.sqrt(n)) + error * size
+    if not r < 0.5:
+        return None
+    distance = raised(size * r / (1 - r), 16)
+    return B, raised(distance + 8 * U * size)
+
+
+def lipsdp_constants(model: Model, last: Metric) -> Array:
+    """Return the constants of all f_i - f_j by the metric behind the last layer."""
+    _, outer, _ = pair_rows(model.pieces[-1], None, model.classes)
+    if last.matrix is None:
+        return up(row_lengths(outer, 2) * np.sqrt(last.scale), 8)
+    S, error = congruent(outer, last)
+    return up(np.sqrt(np.maximum(np.diagonal(S), 0.0) + error), 8)
