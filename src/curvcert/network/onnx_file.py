@@ -1,0 +1,318 @@
+"""An ONNX file as plain data: read with every declared size checked, before anything is computed or allocated."""
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
+from curvcert.operators.base import Shape
+
+Array = np.ndarray[Any, Any]
+
+LARGEST = 2**24
+"""The most numbers in one constant."""
+
+_LARGEST_BATCH = 2**26
+"""The most numbers in one batch of any intermediate value: 512 MiB in float64."""
+
+CHECKED = 9
+"""How many inputs a network is compared on, at least."""
+
+_LARGEST_FILE = 2**31 - 1
+_MOST_NODES = 20_000
+_OLDEST_OPSET = 9
+
+# Number of the type in ONNX -> its name in the file's typed fields, bytes, numpy type.
+_TYPES: dict[int, tuple[str, int, Any]] = {
+    1: ("float_data", 4, np.float32),
+    11: ("double_data", 8, np.float64),
+    10: ("int32_data", 2, np.float16),
+    7: ("int64_data", 8, np.int64),
+    6: ("int32_data", 4, np.int32),
+    9: ("int32_data", 1, np.bool_),
+}
+FLOATS = {1: torch.float32, 10: torch.float16, 11: torch.float64}
+_REMEDY = "Use the operators that curvcert.load_onnx lists, or trace the PyTorch module with curvcert.trace."
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation of the graph."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """How errors call this node: its name and its operator."""
+        return f"{shown(self.name or self.outputs[0])} ({self.op})"
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute; one of another type than its default is refused."""
+        value = self.attributes.get(name, default)
+        if default is not None and type(value) is not type(default):
+            raise InvalidInput(
+                f"{self.label}: attribute {name} should be a {type(default).__name__}, got {type(value).__name__}. "
+                "Export the model again."
+            )
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return an attribute that is 0 or 1."""
+        value = self.attribute(name, int(default))
+        if value not in (0, 1):
+            raise InvalidInput(f"{self.label}: attribute {name} should be 0 or 1, got {value}. Export the model again.")
+        return bool(value)
+
+    def unsupported(self, why: str, remedy: str = _REMEDY) -> UnsupportedModule:
+        """Return the refusal of this node."""
+        return UnsupportedModule(f"{self.label}: {why} is not supported. {remedy}")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What a file computes: nodes in order, constants by name, one input and one output.
+
+    `batch` is the size of the batch if the file fixes it; `serialised` is the whole model, for onnxruntime.
+    """
+
+    nodes: tuple[Node, ...]
+    constants: dict[str, Array]
+    input_name: str
+    input_shape: Shape
+    batch: int | None
+    output_name: str
+    dtype: torch.dtype
+    serialised: bytes
+
+    @property
+    def largest(self) -> int:
+        """The most numbers in one sample of any intermediate value."""
+        return _LARGEST_BATCH // max(CHECKED, self.batch or 1)
+
+
+def shown(name: str) -> str:
+    """Return a name from a file in quotes, cut to a readable length."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+def imported(module: str) -> Any:
+    """Return an optional module, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise CurvcertError(
+            f"load_onnx needs the package {module}, which is not installed. Install it: pip install 'curvcert[onnx]'."
+        ) from error
+
+
+def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Graph:
+    """Read a file; `input_shape` is the shape of one input, for what the file leaves open.
+
+    Raises:
+        InvalidInput: no such file, no ONNX model, contents that contradict themselves.
+        UnsupportedModule: several inputs or outputs, other types of numbers.
+    """
+    onnx = imported("onnx")
+    path = Path(path)
+    model = _parsed(onnx, path)
+    _require_opset(onnx, model)
+    graph = model.graph
+    if len(graph.node) > _MOST_NODES:
+        raise UnsupportedModule(f"{path.name} has {len(graph.node)} nodes; load_onnx covers up to {_MOST_NODES}.")
+    if graph.sparse_initializer:
+        raise UnsupportedModule(f"{path.name} holds sparse initialisers. Export them as plain (dense) tensors.")
+    constants: dict[str, Array] = {}
+    outside = 0
+    for tensor in graph.initializer:
+        if tensor.name in constants or not tensor.name:
+            raise InvalidInput(f"{path.name} has two initialisers, or a nameless one, called {shown(tensor.name)}.")
+        what = f"initialiser {shown(tensor.name)}"
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            outside += _embed(onnx, tensor, path.parent, what, _LARGEST_FILE - outside)
+        constants[tensor.name] = _array(onnx, tensor, what)
+    nodes = tuple(_node(onnx, node) for node in graph.node)
+    source = _only([i for i in graph.input if i.name not in constants], f"{path.name} needs one input")
+    output = _only(list(graph.output), f"{path.name} needs one output")
+    batch, shape, dtype = _input_type(source, input_shape)
+    return Graph(nodes, constants, source.name, shape, batch, output.name, dtype, _serialised(model, path))
+
+
+def _parsed(onnx: Any, path: Path) -> Any:
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such file. Give the path of an ONNX file.")
+    if not 0 < path.stat().st_size <= _LARGEST_FILE:
+        raise InvalidInput(f"{path.name} is empty, or larger than 2 GiB, which no ONNX file can be.")
+    try:
+        model = onnx.ModelProto.FromString(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror}).") from error
+    except Exception:
+        raise InvalidInput(
+            f"{path.name} is not an ONNX model, or is cut short: its bytes do not parse. Export or download it again."
+        ) from None
+    if not model.HasField("graph") or not model.graph.node:
+        raise InvalidInput(f"{path.name} is not an ONNX model with a graph: it has no nodes. Export it again.")
+    return model
+
+
+def _require_opset(onnx: Any, model: Any) -> None:
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    newest = onnx.defs.onnx_opset_version()
+    if len(versions) != 1 or not _OLDEST_OPSET <= versions[0] <= newest:
+        raise UnsupportedModule(
+            f"load_onnx covers opset {_OLDEST_OPSET} to {newest} (of the installed onnx), got {versions or 'none'}. "
+            "Export again with opset_version=20, or convert with onnx.version_converter."
+        )
+
+
+def _only(found: list[Any], what: str) -> Any:
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(shown(item.name) for item in found[:8]) or "none"
+    raise UnsupportedModule(f"{what}, got {len(found)}: {names}. Export a model of one tensor, batch dimension first.")
+
+
+def _node(onnx: Any, proto: Any) -> Node:
+    label = f"{shown(proto.name or (proto.output[0] if proto.output else ''))} ({shown(proto.op_type)[1:-1]})"
+    if proto.domain not in ("", "ai.onnx"):
+        raise UnsupportedModule(f"{label}: an operator of the domain {shown(proto.domain)} is not supported. {_REMEDY}")
+    if not proto.output or not proto.output[0]:
+        raise InvalidInput(f"{label}: this node has no output. Export the model again.")
+    attributes = {item.name: _attribute(onnx, item, label) for item in proto.attribute}
+    return Node(proto.op_type[:80], proto.name, tuple(proto.input), tuple(proto.output), attributes)
+
+
+def _attribute(onnx: Any, item: Any, label: str) -> Any:
+    kinds = onnx.AttributeProto
+    match item.type:
+        case kinds.INT:
+            return int(item.i)
+        case kinds.FLOAT:
+            return float(item.f)
+        case kinds.STRING:
+            return item.s.decode(errors="replace")
+        case kinds.INTS:
+            return tuple(int(i) for i in item.ints)
+        case kinds.FLOATS:
+            return tuple(float(f) for f in item.floats)
+        case kinds.TENSOR:
+            return _array(onnx, item.t, f"{label}: attribute {shown(item.name)}")
+        case kinds.STRINGS:
+            return tuple(s.decode(errors="replace") for s in item.strings)
+        case _:
+            raise UnsupportedModule(
+                f"{label}: attribute {shown(item.name)} is a graph or of an unknown type, which is not supported. "
+                f"{_REMEDY}"
+            )
+
+
+def _array(onnx: Any, tensor: Any, what: str) -> Array:
+    """Return a tensor's values: floats in float64, which holds float16 and float32 exactly; integers as they are."""
+    if tensor.data_type not in _TYPES:
+        raise UnsupportedModule(
+            f"{what} has the element type {tensor.data_type}; load_onnx covers float16, float32, float64, int32, "
+            "int64 and bool. Export an unquantised model."
+        )
+    field, width, kind = _TYPES[tensor.data_type]
+    dims = tuple(int(n) for n in tensor.dims)
+    if any(n < 0 for n in dims):
+        raise InvalidInput(f"{what} has a negative dimension: {dims}.")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise UnsupportedModule(f"{what} lies in another file. Only initialisers may: export the model again.")
+    count = math.prod(dims)
+    got, width = (len(tensor.raw_data), width) if tensor.raw_data else (len(getattr(tensor, field)), 1)
+    if got != count * width:
+        raise InvalidInput(f"{what} of shape {dims} holds {got // width} numbers, not {count}. The file is damaged.")
+    try:
+        array = np.asarray(onnx.numpy_helper.to_array(tensor)).reshape(dims)
+    except Exception as error:
+        raise InvalidInput(f"{what} cannot be read: {error}. The file is damaged.") from error
+    return array.astype(np.float64) if np.issubdtype(kind, np.floating) else array
+
+
+def _embed(onnx: Any, tensor: Any, folder: Path, what: str, limit: int) -> int:
+    """Replace a tensor's reference to a file in the model's own folder by the bytes there; return their number."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    file, home = (folder / location).resolve(), folder.resolve()
+    if not location or not file.is_relative_to(home) or Path(location).is_absolute():
+        raise InvalidInput(f"{what} lies in {shown(location)}, outside the model's folder. Keep them together.")
+    if not file.is_file():
+        raise InvalidInput(f"{what} lies in {shown(location)}, which is missing. Put it beside the ONNX file.")
+    try:
+        offset, length = int(entries.get("offset", "0")), int(entries.get("length", "-1"))
+    except ValueError:
+        raise InvalidInput(f"{what} has an offset or a length that is no number. The file is damaged.") from None
+    size = file.stat().st_size
+    length = size - offset if "length" not in entries else length
+    if length > limit and offset + length <= size:
+        raise InvalidInput(f"{what}: the weights in other files are over 2 GiB together, too large to check.")
+    if not 0 <= offset <= offset + length <= size:
+        raise InvalidInput(
+            f"{what} lies in bytes {offset} to {offset + length} of {shown(location)}, which has {size}. "
+            "The file is damaged."
+        )
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        tensor.raw_data = stream.read(length)
+    del tensor.external_data[:]
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    return length
+
+
+def _input_type(source: Any, given: Sequence[int] | None) -> tuple[int | None, Shape, torch.dtype]:
+    """Return the fixed size of the batch, if there is one, the shape of one input and its type."""
+    tensor = source.type.tensor_type
+    name = f"the input {shown(source.name)}"
+    if tensor.elem_type not in FLOATS:
+        raise UnsupportedModule(
+            f"load_onnx expects real floating-point inputs, got element type {tensor.elem_type} for {name}. "
+            "Export a float32 model."
+        )
+    dims = [int(d.dim_value) if d.HasField("dim_value") else 0 for d in tensor.shape.dim]
+    if not dims and given is not None:
+        dims = [0] * (1 + len(given))
+    if len(dims) < 2:
+        raise InvalidInput(
+            f"{name} has {len(dims)} declared dimensions; it needs a batch dimension first and at least one more. "
+            "Pass input_shape, the shape of one input without its batch dimension, if the file declares none."
+        )
+    shape = _completed(dims[1:], given, name)
+    batch = dims[0] if dims[0] > 0 else None
+    if math.prod(shape) * max(CHECKED, batch or 1) > _LARGEST_BATCH:
+        raise InvalidInput(f"{name} has the shape {dims}, over the {_LARGEST_BATCH} numbers that load_onnx covers.")
+    return batch, shape, FLOATS[tensor.elem_type]
+
+
+def _completed(declared: list[int], given: Sequence[int] | None, name: str) -> Shape:
+    if given is None:
+        if min(declared) < 1:
+            raise InvalidInput(
+                f"{name} has dimensions without a size besides the batch: {declared} (0: open). "
+                "Pass input_shape, the shape of one input without its batch dimension."
+            )
+        return tuple(declared)
+    if not all(isinstance(n, int) and n > 0 for n in given):
+        raise InvalidInput(f"input_shape expects positive integers, the shape of one input, got {given!r}.")
+    if len(given) != len(declared) or any(d > 0 and d != n for d, n in zip(declared, given, strict=True)):
+        raise InvalidInput(
+            f"input_shape {tuple(given)} does not fit {name}, whose shape is {declared} after the batch (0: open)."
+        )
+    return tuple(given)
+
+
+def _serialised(model: Any, path: Path) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except Exception as error:
+        raise InvalidInput(f"{path.name} and its external data are over 2 GiB together, too large to check.") from error

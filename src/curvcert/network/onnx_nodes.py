@@ -1,0 +1,335 @@
+"""How each linear operator of an ONNX graph becomes part of a block.
+
+Values carry no batch dimension; ONNX counts it as dimension 0, and no rule lets samples meet.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.network.functions import Batch
+from curvcert.network.lowering import Value, reshape, scale_by
+from curvcert.network.onnx_arguments import Context, Rule, argument, linear, value_of, weight
+from curvcert.network.onnx_constants import axes_of, integers
+from curvcert.network.onnx_file import FLOATS, Array, Node
+from curvcert.network.onnx_windows import average_pool, conv, max_pool, pad
+from curvcert.operators import (
+    AbstractLinearMap,
+    AveragePool2d,
+    Composition,
+    Conv2d,
+    Dense,
+    Reshape,
+    Scaled,
+    Sum,
+    batch_norm_in_eval,
+    scale,
+)
+from curvcert.operators.base import Shape
+from curvcert.operators.permutation import Permutation
+from curvcert.rounding import TINY, UNIT_ROUNDOFF
+
+_MOST_MAPS = 1000
+_BATCH = "Keep the batch as the first dimension throughout."
+
+
+def gemm(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower alpha A' B' + beta C with the value as A."""
+    value, B = value_of(node, args), weight(node, args, 1, 2)
+    if len(value.shape) != 1 or node.flag("transA"):
+        raise node.unsupported(f"Gemm with transA, or on samples of shape {value.shape},", _BATCH)
+    W = B if node.flag("transB") else B.T.contiguous()
+    if W.shape[1] != value.shape[0]:
+        raise InvalidInput(f"{node.label}: weights for {W.shape[1]} features got samples of shape {value.shape}.")
+    product = linear(node, context, value, scale(node.attribute("alpha", 1.0), Dense(W)))
+    if len(args) < 3 or args[2] is None:
+        return product
+    beta, C = node.attribute("beta", 1.0), broadcast(node, args, 2, product)
+    if beta == 1.0:
+        return product.shift(C)
+    return product.shift(beta * C, UNIT_ROUNDOFF * (beta * C).abs() + TINY)
+
+
+def matmul(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower x W along the last dimension, or W x for samples that are matrices."""
+    if len(args) == 2 and isinstance(args[1], Value):
+        W, value = weight(node, args, 0, 2), value_of(node, args, 1)
+        if len(value.shape) != 2 or W.shape[1] != value.shape[0]:
+            raise node.unsupported(f"a {tuple(W.shape)} matrix from the left on samples of shape {value.shape}", _BATCH)
+        return _channels_mixed(node, context, value, W)
+    value, W = value_of(node, args), weight(node, args, 1, 2).T.contiguous()
+    if not value.shape or W.shape[1] != value.shape[-1]:
+        raise InvalidInput(f"{node.label}: weights for {W.shape[1]} features got samples of shape {value.shape}.")
+    if len(value.shape) == 1:
+        return linear(node, context, value, Dense(W))
+    *lead, features = value.shape
+    rows = math.prod(lead)
+    flat = _permuted(reshape(value, (rows, features), node.label), (1, 0))
+    mixed = _permuted(_channels_mixed(node, context, flat, W), (1, 0))
+    return reshape(mixed, (*lead, W.shape[0]), node.label)
+
+
+def _channels_mixed(node: Node, context: Context, value: Value, W: Tensor) -> Value:
+    """Return W X for samples X with two dimensions: a convolution by one pixel."""
+    channels, width = value.shape
+    if width == 1:
+        mixed = linear(node, context, reshape(value, (channels,), node.label), Dense(W))
+    else:
+        image = reshape(value, (channels, width, 1), node.label)
+        mixed = linear(node, context, image, Conv2d(W[:, :, None, None], image.shape))
+    return reshape(mixed, (W.shape[0], width), node.label)
+
+
+def global_average_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower the mean of each channel."""
+    value = value_of(node, args)
+    if len(value.shape) < 2:
+        raise InvalidInput(f"{node.label}: expected channels and positions, got samples of shape {value.shape}.")
+    return _trailing_mean(node, context, value, 1, True)
+
+
+def reduce_mean(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a mean over the last dimensions."""
+    value = value_of(node, args)
+    rank = 1 + len(value.shape)
+    axes = sorted(axes_of(node, args, rank) or ())
+    if not axes and node.flag("noop_with_empty_axes"):
+        return value
+    if not axes or axes != list(range(axes[0], rank)) or axes[0] < 2:
+        raise node.unsupported(
+            f"a mean over dimensions {axes or 'all'} of {rank}", "Average over the last, spatial ones."
+        )
+    return _trailing_mean(node, context, value, axes[0] - 1, node.flag("keepdims", True))
+
+
+def _trailing_mean(node: Node, context: Context, value: Value, kept: int, keepdims: bool) -> Value:
+    lead, rest = value.shape[:kept], value.shape[kept:]
+    image = reshape(value, (math.prod(lead), math.prod(rest), 1), node.label)
+    kernel = (math.prod(rest), 1)
+    mean = linear(node, context, image, AveragePool2d(image.shape, kernel, kernel))
+    return reshape(mean, (*lead, *(1 for _ in rest if keepdims)), node.label)
+
+
+def batch_normalization(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower batch normalisation with fixed statistics."""
+    value = value_of(node, args)
+    if node.flag("training_mode") or len([name for name in node.outputs if name]) > 1:
+        raise node.unsupported("batch normalisation in training mode", "Export the model in eval mode: model.eval().")
+    factor, bias, mean, variance = (weight(node, args, k, 1) for k in range(1, 5))
+    if not value.shape or any(len(part) != value.shape[0] for part in (factor, bias, mean, variance)):
+        raise InvalidInput(f"{node.label}: {len(factor)} channels of statistics got samples of shape {value.shape}.")
+    D, offset = batch_norm_in_eval(
+        value.shape, mean, variance, node.attribute("epsilon", float(np.float32(1e-5))), factor, bias
+    )
+    return linear(node, context, value, D, offset)
+
+
+def flatten(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a flattening of all that follows the batch."""
+    value = value_of(node, args)
+    rank, axis = 1 + len(value.shape), node.attribute("axis", 1)
+    first = axis + rank if axis < 0 else axis
+    if not 1 <= first <= rank or math.prod(value.shape[: first - 1]) != 1:
+        raise node.unsupported(f"Flatten at axis {axis} of samples of shape {value.shape}", _BATCH)
+    return reshape(value, (-1,), node.label)
+
+
+def reshape_node(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a change of shape; 0 copies a size, -1 is what remains, and the batch stays first."""
+    value, target = value_of(node, args), argument(args, 1)
+    if not isinstance(target, np.ndarray) or target.ndim != 1 or not 1 <= target.size <= 32:
+        raise node.unsupported("a shape that is not a constant list")
+    sizes = list(target.tolist())
+    old = (Batch.SIZE, *value.shape)
+    if not node.flag("allowzero"):
+        sizes = [(old[k] if k < len(old) else None) if n == 0 else n for k, n in enumerate(sizes)]
+    first, rest = sizes[0], sizes[1:]
+    if not all(type(n) is int and (n > 0 or n == -1) for n in rest) or not rest:
+        raise node.unsupported(f"a change of shape into {_written(sizes)}", _BATCH)
+    if first == -1:
+        # The batch is what remains, as long as the rest is one whole sample.
+        keeps = -1 not in rest and math.prod(rest) == math.prod(value.shape)
+    else:
+        keeps = first is Batch.SIZE or (type(first) is int and first == context.graph.batch)
+    if not keeps:
+        raise node.unsupported(f"a change of shape from {_written(old)} into {_written(sizes)}", _BATCH)
+    return reshape(value, tuple(rest), node.label)
+
+
+def _written(sizes: Sequence[Any]) -> str:
+    return "(" + ", ".join(size.value if isinstance(size, Batch) else str(size) for size in sizes) + ")"
+
+
+def transpose(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a permutation of dimensions that leaves the batch first."""
+    value = value_of(node, args)
+    rank = 1 + len(value.shape)
+    order = node.attribute("perm", tuple(reversed(range(rank))))
+    if sorted(order) != list(range(rank)):
+        raise InvalidInput(f"{node.label}: perm {order} is no order of {rank} dimensions.")
+    if order[0] != 0:
+        raise node.unsupported(f"the order {order}, which moves the batch,", _BATCH)
+    return _permuted(value, tuple(axis - 1 for axis in order[1:]))
+
+
+def _permuted(value: Value, axes: Shape) -> Value:
+    shape = tuple(value.shape[axis] for axis in axes)
+    long = [axis for axis in axes if value.shape[axis] > 1]
+    if long == sorted(long):
+        return value.linear(Reshape(value.shape, shape))
+    return value.linear(Permutation(value.shape, axes))
+
+
+def squeeze(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower the loss of dimensions of size 1."""
+    value = value_of(node, args)
+    axes = axes_of(node, args, 1 + len(value.shape))
+    if axes is None:
+        raise node.unsupported("Squeeze without axes", "Name the axes: the batch might be of size 1, too.")
+    if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
+        raise node.unsupported(f"Squeeze of axes {axes} of samples of shape {value.shape}", _BATCH)
+    kept = tuple(n for axis, n in enumerate(value.shape, start=1) if axis not in axes)
+    if not kept:
+        raise node.unsupported("an output of one number a sample without a dimension", "Keep a dimension of size 1.")
+    return reshape(value, kept, node.label)
+
+
+def unsqueeze(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower new dimensions of size 1."""
+    value = value_of(node, args)
+    named = node.attribute("axes", ()) if "axes" in node.attributes else integers(node, argument(args, 1), "axes")
+    rank = 1 + len(value.shape) + len(named)
+    axes = axes_of(node, args, rank) or ()
+    if 0 in axes or rank > 32:
+        raise node.unsupported(f"Unsqueeze at axes {axes}", _BATCH)
+    sizes = iter(value.shape)
+    return reshape(value, tuple(1 if axis in axes else next(sizes) for axis in range(1, rank)), node.label)
+
+
+def dropout(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower dropout in inference, which does nothing."""
+    value, training = value_of(node, args), argument(args, 2)
+    if training is not None and (not isinstance(training, np.ndarray) or bool(training.any())):
+        raise node.unsupported("dropout in training mode", "Export the model in eval mode: model.eval().")
+    return value
+
+
+def cast(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a cast to the type that the value has already."""
+    value, to = value_of(node, args), node.attribute("to", 0)
+    if FLOATS.get(to) != context.graph.dtype:
+        raise node.unsupported(f"a cast of values to element type {to}", "Use one floating-point type throughout.")
+    return value
+
+
+def arithmetic(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower sums of values, and arithmetic of a value with a constant."""
+    if len(args) != 2:
+        raise InvalidInput(f"{node.label}: expected two inputs, got {len(args)}.")
+    if isinstance(args[0], Value) and isinstance(args[1], Value):
+        return _of_values(node, args[0], args[1])
+    right = 1 if isinstance(args[1], Value) else 0
+    value = value_of(node, args, right)
+    number = broadcast(node, args, 1 - right, value)
+    match node.op:
+        case "Add":
+            return value.shift(number)
+        case "Sub":
+            return negative(value).shift(number) if right else value.shift(-number)
+        case "Mul":
+            return scale_by(value, number)
+    if right:
+        raise node.unsupported("a division by a value that depends on the input")
+    if not bool(torch.isfinite(1.0 / number).all()):
+        raise InvalidInput(f"{node.label}: a division by zero, or by a number too small for float64.")
+    return scale_by(value, 1.0 / number)
+
+
+def _of_values(node: Node, left: Value, right: Value) -> Value:
+    if node.op not in ("Add", "Sub"):
+        raise node.unsupported(
+            "a product or quotient of two values that depend on the input",
+            "GELU, SiLU, Mish and softsign, written out, are recognised by their exact constants.",
+        )
+    if sum(_maps(side) for side in (left, right)) > _MOST_MAPS:
+        raise node.unsupported(f"a sum of over {_MOST_MAPS} linear maps")
+    return left.plus(right if node.op == "Add" else negative(right), node.label)
+
+
+def _maps(value: Value) -> int:
+    """Count the elementary maps that a value is made of, repetitions included, and stop beyond the limit."""
+    stack: list[AbstractLinearMap] = [value.H] if value.branch is None else [value.H, value.branch.G]
+    count = 0
+    while stack and count <= _MOST_MAPS:
+        op = stack.pop()
+        count += 1
+        match op:
+            case Sum():
+                stack.extend(op.terms)
+            case Composition():
+                stack.extend(op.factors)
+            case Scaled():
+                stack.append(op.map)
+    return count
+
+
+def broadcast(node: Node, args: Sequence[Any], position: int, value: Value) -> Tensor:
+    """Return a constant as one number for each coordinate of a value, by ONNX's rules with the batch in front."""
+    number = weight(node, args, position)
+    shape = tuple(number.shape)
+    inner = shape[1:] if len(shape) == 1 + len(value.shape) and shape[0] == 1 else shape
+    fits = len(inner) <= len(value.shape) and all(
+        a in (1, b) for a, b in zip(reversed(inner), reversed(value.shape), strict=False)
+    )
+    if not fits:
+        raise node.unsupported(
+            f"a constant of shape {shape} with samples of shape {value.shape}",
+            "It must not enlarge the value, nor differ from sample to sample.",
+        )
+    return number.reshape(inner).expand(value.shape)
+
+
+def negative(value: Value) -> Value:
+    """Return -value."""
+    return scale_by(value, torch.full(value.shape, -1.0, dtype=torch.float64))
+
+
+RULES: dict[str, Rule] = {
+    "Add": arithmetic,
+    "AveragePool": average_pool,
+    "BatchNormalization": batch_normalization,
+    "Cast": cast,
+    "Conv": conv,
+    "Div": arithmetic,
+    "Dropout": dropout,
+    "Flatten": flatten,
+    "Gemm": gemm,
+    "GlobalAveragePool": global_average_pool,
+    "Identity": lambda node, args, context: value_of(node, args),
+    "MatMul": matmul,
+    "MaxPool": max_pool,
+    "Mul": arithmetic,
+    "Neg": lambda node, args, context: negative(value_of(node, args)),
+    "Pad": pad,
+    "ReduceMean": reduce_mean,
+    "Reshape": reshape_node,
+    "Squeeze": squeeze,
+    "Sub": arithmetic,
+    "Transpose": transpose,
+    "Unsqueeze": unsqueeze,
+}
+"""One rule for each operator that moves or adds numbers; activations have their own table."""
+
+
+def shape_of(node: Node, value: Value) -> Array:
+    """Return the shape of a value as a constant, with the batch as a symbol that nothing can be computed with."""
+    shape = (Batch.SIZE, *value.shape)
+    first, last = node.attribute("start", 0), node.attribute("end", len(shape))
+    found = np.empty(len(shape[first:last]), dtype=object)
+    found[:] = shape[first:last]
+    return found

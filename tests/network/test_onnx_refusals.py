@@ -1,0 +1,321 @@
+"""What an ONNX file may not hold is refused by name; a damaged or hostile one ends in a named error, quickly."""
+
+import random as python_random
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from curvcert.activations import GELU_TANH
+from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
+from curvcert.network import onnx_activations
+from curvcert.network.lowering import Value
+from curvcert.network.onnx_file import imported
+from curvcert.network.onnx_import import load_onnx
+from curvcert.network.onnx_nodes import RULES
+from tests.network.onnx_models import built, loaded, node, random
+
+V, M = ["b", 4], ["b", 2, 6, 6]
+INTS = lambda *numbers: np.array(numbers, dtype=np.int64)  # noqa: E731
+STATISTICS = {"s": random(2), "o": random(2), "m": random(2), "v": abs(random(2))}
+
+
+def several(op: str, outputs: list[str], *inputs: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, list(inputs), outputs, name=f"{op}_{outputs[0]}", **attributes)
+
+
+No, Bad = UnsupportedModule, InvalidInput
+
+# name -> nodes, shape, constants, error, words
+REFUSED = {
+    "softmax": ([node("Softmax", "x")], V, {}, No, "logits"),
+    "exp": ([node("Exp", "x")], V, {}, No, "Exp_y"),
+    "hard sigmoid": ([node("HardSigmoid", "x")], V, {}, No, "HardSigmoid"),
+    "hard swish": ([node("HardSwish", "x")], V, {}, No, "HardSwish"),
+    "prelu": ([node("PRelu", "x", "s")], V, {"s": random(4)}, No, "PRelu"),
+    "layer norm": ([node("LayerNormalization", "x", "s")], V, {"s": random(4)}, No, "LayerNorm"),
+    "transposed conv": ([node("ConvTranspose", "x", "K")], M, {"K": random(2, 1, 3, 3)}, No, "ConvT"),
+    "gate": ([node("Tanh", "x", to="t"), node("Mul", "x", "t")], V, {}, No, "product"),
+    "square": ([node("Mul", "x", "x")], V, {}, No, "Mul_y"),
+    "quotient": ([node("Div", "c", "x")], V, {"c": random(4)}, No, "division"),
+    "quick gelu": (
+        [node("Mul", "x", "c", to="a"), node("Sigmoid", "a", to="s"), node("Mul", "x", "s")],
+        V, {"c": np.float32(1.702)}, No, "constants",
+    ),
+    "deep skip": (
+        [node("Tanh", "x", to="a"), node("Tanh", "a", to="b"), node("Add", "x", "b")], V, {}, No, "skip",
+    ),
+    "concatenation": ([node("Concat", "x", "x", axis=1)], V, {}, No, "Concat"),
+    "slice": ([node("Slice", "x", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, No, "Slice"),
+    "transpose of the batch": ([node("Transpose", "x", perm=[1, 0])], V, {}, No, "batch"),
+    "transpose by default": ([node("Transpose", "x")], V, {}, No, "batch"),
+    "transpose twice the same": ([node("Transpose", "x", perm=[0, 0])], V, {}, Bad, "order"),
+    "flatten everything": ([node("Flatten", "x", axis=0)], V, {}, No, "batch"),
+    "flatten into the batch": ([node("Flatten", "x", axis=2)], M, {}, No, "batch"),
+    "reshape mixes samples": ([node("Reshape", "x", "r")], V, {"r": INTS(-1, 2)}, No, "batch"),
+    "reshape with a batch of its own": ([node("Reshape", "x", "r")], V, {"r": INTS(1, -1)}, No, "batch"),
+    "reshape loses the batch": ([node("Reshape", "x", "r")], V, {"r": INTS(-1)}, No, "batch"),
+    "reshape that does not fit": ([node("Reshape", "x", "r")], V, {"r": INTS(0, 3)}, Bad, "reshape"),
+    "shape arithmetic on the batch": (
+        [node("Shape", "x", to="n"), node("Mul", "n", "n", to="m"), node("Reshape", "x", "m")],
+        V, {}, No, "size of the batch",
+    ),
+    "squeeze of the batch": ([node("Squeeze", "x", "a")], V, {"a": INTS(0)}, No, "batch"),
+    "squeeze of whatever": ([node("Squeeze", "x")], V, {}, No, "axes"),
+    "mean over channels": ([node("ReduceMean", "x", axes=[1])], M, {}, No, "mean"),
+    "mean over everything": ([node("ReduceMean", "x")], M, {}, No, "mean"),
+    "gemm with transA": ([node("Gemm", "x", "W", transA=1)], ["b", 4], {"W": random(4, 3)}, No, "transA"),
+    "gemm, weight first": ([node("Gemm", "W", "x", transB=1)], V, {"W": random(3, 4)}, No, "Gemm_y"),
+    "gemm that does not fit": ([node("Gemm", "x", "W")], V, {"W": random(5, 3)}, Bad, "5 features"),
+    "gemm with a vector": ([node("Gemm", "x", "W")], V, {"W": random(4)}, Bad, "2 dimensions"),
+    "matmul over the batch": ([node("MatMul", "W", "x")], V, {"W": random(3, 4)}, No, "left"),
+    "matmul of values": ([node("MatMul", "x", "x")], ["b", 4, 4], {}, No, "constant"),
+    "NaN": ([node("Gemm", "x", "W.0")], V, {"W.0": random(4, 3) * np.float32("nan")}, Bad, "W.0"),
+    "infinite bias": ([node("Add", "x", "c")], V, {"c": np.float32("inf")}, Bad, "'c'"),
+    "division by zero": ([node("Div", "x", "c")], V, {"c": np.float32(0)}, Bad, "zero"),
+    "a constant for each sample": ([node("Add", "x", "c")], [3, 4], {"c": random(3, 4)}, No, "sample"),
+    "a constant that enlarges": ([node("Add", "x", "c")], ["b", 1], {"c": random(1, 3)}, No, "enlarge"),
+    "conv in one dimension": ([node("Conv", "x", "K")], ["b", 2, 6], {"K": random(1, 2, 3)}, Bad, "dimensions"),
+    "conv of too large a kernel": ([node("Conv", "x", "K")], M, {"K": random(1, 2, 7, 7)}, Bad, "fit"),
+    "conv for other channels": ([node("Conv", "x", "K")], M, {"K": random(1, 3, 3, 3)}, Bad, "Conv_y"),
+    "conv, negative pads": ([node("Conv", "x", "K", pads=[-1, 0, 0, 0])], M, {"K": random(1, 2, 3, 3)}, No, "pads"),
+    "conv, huge pads": (
+        [node("Conv", "x", "K", pads=[2**23] * 4)], M, {"K": random(1, 2, 3, 3)}, Bad, "covers",
+    ),
+    "conv, same, stride over the window": (
+        [node("Conv", "x", "K", auto_pad="SAME_UPPER", strides=[3, 1])], M, {"K": random(1, 2, 1, 3)}, No, "stride",
+    ),
+    "a flag that is none": ([node("ReduceMean", "x", axes=[2, 3], keepdims=2)], M, {}, Bad, "keepdims"),
+    "conv, stride 0": ([node("Conv", "x", "K", strides=[0, 1])], M, {"K": random(1, 2, 3, 3)}, Bad, "strides"),
+    "pooling with cut windows": (
+        [node("AveragePool", "x", kernel_shape=[4, 4], strides=[4, 4], ceil_mode=1)], M, {}, No, "ceil_mode",
+    ),
+    "max pooling, dilated": ([node("MaxPool", "x", kernel_shape=[2, 2], dilations=[2, 2])], M, {}, No, "dila"),
+    "reflected padding": ([node("Pad", "x", "p", mode="reflect")], M, {"p": INTS(*[0] * 8)}, No, "zeros"),
+    "padding by ones": ([node("Pad", "x", "p", "v")], M, {"p": INTS(*[1] * 8), "v": np.float32(1)}, No, "zeros"),
+    "padded channels": ([node("Pad", "x", "p")], M, {"p": INTS(0, 1, 0, 0, 0, 0, 0, 0)}, No, "height"),
+    "dropout in training": (
+        [node("Dropout", "x", "r", "t")], V, {"r": np.float32(0.5), "t": np.array(True)}, No, "eval",
+    ),
+    "dropout's mask": ([several("Dropout", ["d", "y"], "x")], V, {}, No, "further output"),
+    "batch norm in training": (
+        [node("BatchNormalization", "x", "s", "o", "m", "v", training_mode=1)], M, STATISTICS, No, "eval",
+    ),
+    "batch norm of other channels": (
+        [node("BatchNormalization", "x", "s", "o", "m", "v")], ["b", 3], STATISTICS, Bad, "channels",
+    ),
+    "cast": ([several("Cast", ["y"], "x", to=TensorProto.DOUBLE)], V, {}, No, "Cast_y"),
+    "selu of one's own": ([node("Selu", "x", alpha=1.0)], V, {}, No, "alpha"),
+    "clip on one side": ([node("Clip", "x", "a")], V, {"a": np.float32(0.3)}, No, "one side"),
+    "old opset": ([node("Tanh", "x")], V, {}, No, "opset"),
+    "opset of the future": ([node("Tanh", "x")], V, {}, No, "opset"),
+    "open size": ([node("Tanh", "x")], ["b", "n"], {}, Bad, "input_shape"),
+    "no batch": ([node("Tanh", "x")], [4], {}, Bad, "batch"),
+    "an input of billions": ([node("Tanh", "x")], ["b", 2**40, 2**20], {}, Bad, "covers"),
+    "a batch of billions": ([node("Tanh", "x")], [2**40, 4], {}, Bad, "covers"),
+    "missing initialiser": ([node("Gemm", "x", "W")], V, {}, Bad, "missing"),
+    "cycle": ([node("Add", "x", "b", to="a"), node("Tanh", "a", to="b"), node("Tanh", "b")], V, {}, Bad, "cycle"),
+    "one name twice": ([node("Tanh", "x"), node("Tanh", "x")], V, {}, Bad, "taken"),
+    "constant output": ([node("Tanh", "x", to="z"), node("Neg", "c")], V, {"c": random(4)}, No, "depend"),
+    "control flow": (
+        [node("If", "x", then_branch=helper.make_graph([], "g", [], []))], V, {}, No, "If_y",
+    ),
+    "another domain": ([node("Gelu", "x", domain="com.microsoft")], V, {}, No, "com.microsoft"),
+    "attribute of another type": ([node("Flatten", "x", axis=1.5)], V, {}, Bad, "axis"),
+    "integer weights": ([node("Exp", "W", to="E"), node("Add", "x", "E")], V, {"W": INTS(1)}, No, "constants"),
+    "empty weights": ([node("Gemm", "x", "W")], V, {"W": np.zeros((4, 0), np.float32)}, Bad, "empty"),
+    "quantised weights": ([node("Add", "x", "W")], V, {"W": np.zeros(4, np.uint8)}, No, "element type"),
+}  # fmt: skip
+OPSETS = {
+    "mean over channels": 13,
+    "mean over everything": 13,
+    "a flag that is none": 13,
+    "old opset": 8,
+    "opset of the future": 999,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name: str, tmp_path) -> None:
+    nodes, shape, constants, error, words = REFUSED[name]
+    with pytest.raises(error) as caught:
+        loaded(built(nodes, shape, constants, OPSETS.get(name, 17)), tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_input_and_one_output(tmp_path) -> None:
+    model = built([node("Tanh", "x"), node("Sin", "x", to="z")], V)
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    with pytest.raises(UnsupportedModule, match="one output"):
+        loaded(model, tmp_path)
+    model = built([node("Add", "x", "z")], V)
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, V))
+    with pytest.raises(UnsupportedModule, match="one input"):
+        loaded(model, tmp_path)
+
+
+def test_input_shape_must_fit(tmp_path) -> None:
+    model = built([node("Tanh", "x")], ["b", 4])
+    for shape in ((5,), (4, 1), (0,), ("4",)):
+        with pytest.raises(InvalidInput, match="input_shape"):
+            loaded(model, tmp_path, input_shape=shape)
+
+
+def test_integer_inputs(tmp_path) -> None:
+    model = built([node("Tanh", "x")], V)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    with pytest.raises(UnsupportedModule, match="float"):
+        loaded(model, tmp_path)
+
+
+class TestFiles:
+    def test_no_file(self, tmp_path) -> None:
+        for path in (tmp_path / "missing.onnx", tmp_path):
+            with pytest.raises(InvalidInput, match="no such file"):
+                load_onnx(path)
+
+    @pytest.mark.parametrize("data", [b"", b"not a model at all", bytes(range(256)) * 20, b"\x00" * 100])
+    def test_no_model(self, data: bytes, tmp_path) -> None:
+        (tmp_path / "net.onnx").write_bytes(data)
+        with pytest.raises(InvalidInput, match=r"net\.onnx"):
+            load_onnx(tmp_path / "net.onnx")
+
+    def test_more_numbers_declared_than_there(self, tmp_path) -> None:
+        model = built([node("Gemm", "x", "W")], V, {"W": random(4, 3)})
+        for dims in ((2**40, 2**40), (4, 4), (-1, 3)):
+            model.graph.initializer[0].dims[:] = dims
+            with pytest.raises(InvalidInput, match="'W'"):
+                loaded(model, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("entries", "words"),
+        [
+            ({"location": "../w.bin"}, "outside"),
+            ({"location": "/etc/hostname"}, "outside"),
+            ({"location": "link/w.bin"}, "outside"),
+            ({"location": ""}, "outside"),
+            ({"location": "none.bin"}, "missing"),
+            ({"location": "w.bin", "offset": "5"}, "numbers"),
+            ({"location": "w.bin", "offset": "0", "length": str(2**50)}, "damaged"),
+            ({"location": "w.bin", "offset": "-4"}, "damaged"),
+            ({"location": "w.bin", "offset": "x"}, "no number"),
+        ],
+    )
+    def test_weights_elsewhere(self, entries: dict[str, str], words: str, tmp_path) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        for place in (tmp_path, folder):
+            (place / "w.bin").write_bytes(random(4, 3).tobytes())
+        (folder / "link").symlink_to(tmp_path)
+        model = built([node("Gemm", "x", "W")], V, {"W": random(4, 3)})
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
+        with pytest.raises(InvalidInput, match=words):
+            loaded(model, folder)
+
+    def test_a_constant_node_elsewhere(self, tmp_path) -> None:
+        (tmp_path / "w.bin").write_bytes(random(4).tobytes())
+        tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="w.bin")
+        with pytest.raises(UnsupportedModule, match="another file"):
+            loaded(built([node("Constant", to="c", value=tensor), node("Add", "x", "c")], V), tmp_path)
+
+    def test_growth_is_bounded(self, tmp_path) -> None:
+        start = time.perf_counter()
+        doubled = [node("Add", f"v{k}", f"v{k}", to=f"v{k + 1}") for k in range(60)]
+        model = built([node("Identity", "x", to="v0"), *doubled, node("Tanh", "v60")], V)
+        with pytest.raises(UnsupportedModule, match="linear maps"):
+            loaded(model, tmp_path)
+        joined = [node("Concat", f"c{k}", f"c{k}", to=f"c{k + 1}", axis=0) for k in range(60)]
+        model = built([*joined, node("Add", "x", "c60")], V, {"c0": random(4)})
+        with pytest.raises(InvalidInput, match="covers"):
+            loaded(model, tmp_path)
+        model = built(
+            [node("Add", "r", "c", to="m"), node("Add", "x", "m")], V, {"r": random(1, 5000), "c": random(5000, 1)}
+        )
+        with pytest.raises(InvalidInput, match="covers"):
+            loaded(model, tmp_path)
+        assert time.perf_counter() - start < 10
+
+    def test_nested_powers_are_bounded(self, tmp_path) -> None:
+        powers = [node("Mul", f"v{k}", f"v{k}", to=f"v{k + 1}") for k in range(200)]
+        model = built([node("Add", "x", "c", to="v0"), *powers, node("Tanh", "v200")], V, {"c": np.float32(1)})
+        start = time.perf_counter()
+        with pytest.raises(UnsupportedModule, match="product"):
+            loaded(model, tmp_path)
+        assert time.perf_counter() - start < 5
+
+    def test_mutations_end_in_a_named_error_or_a_network(self, tmp_path) -> None:
+        nodes = [
+            node("Conv", "x", "K", "c", pads=[1, 0, 1, 2], strides=[1, 2], to="z"),
+            node("Sigmoid", "z", to="s"),
+            node("Mul", "z", "s", to="h"),
+            node("AveragePool", "h", kernel_shape=[2, 2], to="p"),
+            node("Reshape", "p", "r", to="f"),
+            node("Gemm", "f", "W", alpha=0.5),
+        ]
+        constants = {"K": random(1, 2, 3, 3), "c": random(1), "r": INTS(0, -1), "W": random(10, 2)}
+        model = built(nodes, M, constants)
+        loaded(model, tmp_path)
+        data = model.SerializeToString()
+        generator = python_random.Random(0)
+        path, outcomes = tmp_path / "net.onnx", {True: 0, False: 0}
+        start = time.perf_counter()
+        for trial in range(300):
+            damaged = bytearray(data)
+            for _ in range(generator.randint(1, 4)):
+                damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+            cut = len(damaged) if trial % 4 else generator.randrange(1, len(damaged))
+            path.write_bytes(damaged[:cut])
+            try:
+                load_onnx(path)
+                outcomes[True] += 1
+            except CurvcertError as error:
+                assert str(error)
+                outcomes[False] += 1
+        assert min(outcomes.values()) > 10
+        assert time.perf_counter() - start < 30
+
+
+def test_a_wrong_rule_is_found_out(tmp_path, monkeypatch) -> None:
+    model = built([node("Flatten", "x", to="f"), node("Gemm", "f", "W")], M, {"W": random(72, 3)})
+
+    def off(node, args, context) -> Value:
+        return gemm(node, args, context).shift(torch.full((3,), 1e-3))
+
+    gemm = RULES["Gemm"]
+    loaded(model, tmp_path)
+    monkeypatch.setitem(RULES, "Gemm", off)
+    with pytest.raises(SoundnessError, match="onnxruntime"):
+        loaded(model, tmp_path)
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(CurvcertError, match=r"pip install 'curvcert\[onnx\]'"):
+        imported("onnxruntime")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(CurvcertError, match=r"pip install 'curvcert\[onnx\]'"):
+        load_onnx(tmp_path / "net.onnx")
+
+
+def test_one_gelu_is_not_the_other(tmp_path, monkeypatch) -> None:
+    model = built([node("Gelu", "x")], V, opset=20)
+    loaded(model, tmp_path)
+    monkeypatch.setitem(onnx_activations._OPERATORS, "Gelu", lambda node, args: GELU_TANH)
+    with pytest.raises(SoundnessError, match="more than rounding explains"):
+        loaded(model, tmp_path)
+
+
+def test_torch_is_left_alone(tmp_path) -> None:
+    state = torch.random.get_rng_state()
+    loaded(built([node("Tanh", "x")], V), tmp_path)
+    assert torch.equal(state, torch.random.get_rng_state())
