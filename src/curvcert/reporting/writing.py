@@ -1,0 +1,87 @@
+"""`curvcert.report`: a certificate as a page for a person, with its figures and its data beside it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from curvcert.attacks import Attack
+from curvcert.certificates import Certificate
+from curvcert.errors import InvalidInput
+from curvcert.network import Network
+from curvcert.reporting.collecting import report_data
+from curvcert.reporting.data import ReportData
+from curvcert.reporting.figures import draw_figures
+from curvcert.reporting.page import render
+
+
+def report(
+    certificate: Certificate,
+    path: str | Path,
+    network: Network | None = None,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+    command: str | None = None,
+    epsilons: Sequence[float] | None = None,
+    searches: Sequence[Attack] = (),
+    seeds: Mapping[str, int] | None = None,
+) -> Path:
+    """Write a certificate as one HTML page that needs no network connection, and return its path.
+
+    Beside out.html it writes out.json, the numbers in full, and the figures as out-accuracy, out-radii and
+    out-layers, each .png and .svg.
+
+    Args:
+        certificate: from `curvcert.certify`, or `with_search` for an upper curve by PGD.
+        path: where to write; the name ends in .html.
+        network: the network; with it the report shows bounds layer by layer, and the classes of witnesses.
+        x: the inputs that were certified; with them come the gallery and, with the network too, a search for
+            large slopes and Hessians.
+        y: the labels; checked against those that were certified.
+        class_names: one name a class.
+        title: the heading of the page.
+        command: the command that made the certificate, to be shown.
+        epsilons: perturbations to tabulate; four round ones by default.
+        searches: what `curvcert.attacks` found, for the gallery; each point shown is evaluated anew.
+        seeds: the seeds of whatever was random, by name.
+
+    >>> import tempfile, torch
+    >>> from torch import nn
+    >>> from curvcert.certificates import certify
+    >>> from curvcert.network import trace
+    >>> net, x = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2)), torch.zeros(4, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = report(certify(net, x), Path(folder) / "out.html", net, x)
+    ...     print(page.name, sorted(file.suffix for file in page.parent.glob("out-accuracy.*")))
+    out.html ['.png', '.svg']
+    """
+    if not isinstance(certificate, Certificate):
+        raise InvalidInput(
+            f"report expects a Certificate, got {type(certificate).__name__}. Make one with curvcert.certify."
+        )
+    data = report_data(certificate, network, x, y, class_names, title, command, epsilons, searches, seeds)
+    return write_report(data, path)
+
+
+def write_report(data: ReportData, path: str | Path) -> Path:
+    """Write the page, the JSON and the figures of a report's data; return the path of the page.
+
+    Raises:
+        InvalidInput: if the path does not end in .html, or its folder cannot be written to.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput(f"A report is an HTML page: expected a name that ends in .html, got {path.name!r}.")
+    page = render(data)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", newline="\n")
+        path.with_suffix(".json").write_text(data.to_json(), encoding="utf-8")
+        draw_figures(data, path.with_suffix(""))
+    except OSError as error:
+        raise InvalidInput(
+            f"The report cannot be written to {path}: {error.strerror}. Choose another folder."
+        ) from None
+    return path
