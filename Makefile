@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGING := pyproject.toml constraints.txt
-DEV_EXTRAS := attack,dev,docs
+DEV_EXTRAS := attack,check,data,dev,docs,onnx,tensorboard
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
 
-.PHONY: demo test lint pytest docs bench figures wheel-test constraints clean
+.PHONY: demo test lint pytest docs bench bench-gpu figures wheel-test constraints clean
 
 demo: $(VENV)/.runtime-installed
 	$(BIN)/curvcert demo
@@ -36,10 +36,15 @@ bench: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.curvature
 	$(BIN)/python -m benchmarks.certification
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.shell_campaign
+
+bench-gpu: $(VENV)/.dev-installed
+	$(BIN)/python -m benchmarks.gpu_training --profile
 
 figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.curvature_tightness
 	$(BIN)/python -m benchmarks.certificate_pictures
+	$(BIN)/python -m benchmarks.shell --plots
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

@@ -4,13 +4,16 @@ A number called a `Bound` is a bound: an upper bound with its rounding accounted
 near the truth is an `Estimate`, another type, which nothing that certifies accepts.
 """
 
-from curvcert import attacks, nn
+from curvcert import attacks, data, losses, nn, training
 from curvcert._version import __version__
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
-from curvcert.certificates import Certificate, certify
-from curvcert.network import Network, trace
+from curvcert.certificates import Certificate, certify, check_certificate, load_certificate
+from curvcert.falsifier import falsify
+from curvcert.network import Network, load_onnx, trace
+from curvcert.network.network_file import save_network
+from curvcert.reporting import report
 
 __all__ = [
     "Anchor",
@@ -23,8 +26,17 @@ __all__ = [
     "__version__",
     "attacks",
     "certify",
+    "check_certificate",
     "curvature",
+    "data",
+    "falsify",
     "lipschitz",
+    "load_certificate",
+    "load_onnx",
+    "losses",
     "nn",
+    "report",
+    "save_network",
     "trace",
+    "training",
 ]

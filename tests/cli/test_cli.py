@@ -1,12 +1,16 @@
+import json
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import curvcert
 from curvcert import cli
-from curvcert.errors import InvalidInput
+from curvcert.certificates import certify
+from curvcert.training import loop
 
 runner = CliRunner()
 
@@ -18,24 +22,35 @@ def test_version() -> None:
 
 
 def test_help_lists_the_subcommands() -> None:
-    assert "demo" in runner.invoke(cli.app, ["--help"]).output
+    output = runner.invoke(cli.app, ["--help"]).output
+    for name in ("demo", "bound", "certify", "check", "train"):
+        assert name in output
+
+
+def test_every_help_teaches_by_example() -> None:
+    for name in ("bound", "certify", "check", "train"):
+        result = runner.invoke(cli.app, [name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        assert result.exit_code == 0
+        assert result.output.count(f"curvcert {name} ") >= 3
+        for option in ("--json", "--quiet"):
+            assert option in result.output
 
 
 def test_an_unknown_subcommand_is_refused() -> None:
     assert runner.invoke(cli.app, ["nonsense"]).exit_code == 2
 
 
+def test_training_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "certify", partial(certify, method="product"))  # the quickest
+    changes = ("--set", "loss=standard", "--set", "epochs=1", "--set", "batch_size=256", "--set", "epsilons=1/4")
+    words = ["train", "--recipe", "digits", "--samples", "2", *changes, "--json", "--quiet", "--out", str(tmp_path)]
+    result = runner.invoke(cli.app, words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert found["model"] == str(tmp_path / "model.safetensors")
+    assert [row["eps"] for row in found["at"]] == [0.25]
+
+
 def test_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "curvcert", "--version"], capture_output=True, text=True)
     assert result.stdout == f"curvcert {curvcert.__version__}\n"
-
-
-def test_our_own_errors_end_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def fail() -> None:
-        raise InvalidInput("p must be [at least] 1.")
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 1
-    assert capsys.readouterr().err == "InvalidInput: p must be [at least] 1.\n"

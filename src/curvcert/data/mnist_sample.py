@@ -32,7 +32,7 @@ def load_mnist_network() -> nn.Sequential:
 
     >>> model = load_mnist_network()
     >>> model.training, sum(weight.numel() for weight in model.parameters())
-    (False, 129310)
+    (False, 119910)
     """
     weights = load(read_embedded("mnist_network.safetensors"))
     with torch.device("meta"):  # no random numbers are drawn

@@ -6,6 +6,7 @@ device's speed, can be captured as one CUDA graph, and goes on bit for bit from 
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, final
 
@@ -198,7 +199,9 @@ class Trainer:
             self.not_captured = "it was asked not to be"
         else:
             try:
-                with training_arithmetic():
+                with training_arithmetic(), warnings.catch_warnings():
+                    # A weight's gradient comes from two streams, the model's and its constants': torch waits for both.
+                    warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
                     self._run = captured(self._advance)
             except RuntimeError as error:
                 self.not_captured = str(error).splitlines()[0]

@@ -336,11 +336,16 @@ def _check_radii(tables: _Tables, claims: Claims, point: _Point, K: Array, k: in
         text = f"the radius {pair[i]:.9g} of class {i} is more than is proven"
         known = family <= _LIPSCHITZ | _CURVATURE | ({"local"} if claims.p == 2 else set())
         _refuse(False, text, coverable=known)
-    _check_method(family, radius, point, K, L, local)
+    _check_method(family, radius, pair, point, K, L, local)
 
 
-def _check_method(family: set[str], radius: float, point: _Point, K: Array, L: Array, local: bool) -> None:
-    """Require that the named kind of method proves the sample's radius, not some other kind."""
+def _check_method(
+    family: set[str], radius: float, pair: Array, point: _Point, K: Array, L: Array, local: bool
+) -> None:
+    """Require that the named kind of method proves the radius of the weakest classes, not some other kind.
+
+    Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.
+    """
     _refuse("misclassified" not in family, "a correct sample is called misclassified")
     kinds = {"Lipschitz": bool(family & _LIPSCHITZ), "curvature": bool(family & _CURVATURE), "local": "local" in family}
     _refuse(any(kinds.values()), "the method has a name that the checker does not know", coverable=False)
@@ -348,7 +353,7 @@ def _check_method(family: set[str], radius: float, point: _Point, K: Array, L: A
         _refuse(local, "the method is called local and there is no local radius")
         return
     none = np.full_like(K, np.inf)
-    rest = point.others
+    rest = point.others & (pair <= radius)
     constants = (K if kinds["curvature"] else none)[rest], (L if kinds["Lipschitz"] else none)[rest]
     lost = _used_up(np.full(rest.sum(), radius), point.g[rest], *constants)
     _refuse(bool((lost < point.m[rest]).all()), "the radius is more than the method that it names proves")

@@ -1,0 +1,99 @@
+"""`curvcert audit`: attack our own bounds and certificates, or replay a counterexample."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from curvcert.errors import InvalidInput
+from curvcert.falsifier import Audit, audit, load_counterexample, replay, save_counterexample
+
+
+def audit_command(
+    networks: Annotated[int | None, typer.Option(min=1, help="How many random networks to attack.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
+    checks: Annotated[int | None, typer.Option(min=1, help="Go on until there were this many checks.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed meets the same networks and attacks.")] = 0,
+    out: Annotated[Path, typer.Option(help="The folder for counterexamples; it is made if there are any.")] = Path(
+        "counterexamples"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--replay", metavar="FILE", help="Replay a saved counterexample instead.")
+    ] = None,
+) -> None:
+    """Attack every bound and certificate on fresh random networks.
+
+    Ascends slopes and Hessians against Lipschitz and curvature bounds, and margins within 0.999 of certified
+    radii; 20 networks by default.  Nothing should be found; exit status 1, and a file for each, if something is.
+
+        curvcert audit --minutes 5 --seed 1
+
+        curvcert audit --replay counterexamples/lipschitz-0.safetensors
+
+    A replay ends with exit status 1 if the file does refute its claim.
+    """
+    console = Console(soft_wrap=True)
+    if file is not None:
+        _replay(file, as_json, console)
+        return
+    if minutes is not None and not minutes > 0:
+        raise InvalidInput(f"--minutes is a positive number, got {minutes}.")
+    result = audit(seed, networks, minutes, checks)
+    saved = _save(result, out)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict() | {"files": [str(path) for path in saved]}, indent=2))
+    else:
+        console.print(counts_table(result))
+        for path in saved:
+            console.print(f"A counterexample: {path}")
+    if saved:
+        raise typer.Exit(1)
+
+
+def counts_table(result: Audit) -> Table:
+    """Return what was compared with what, and the verdict."""
+    found = len(result.findings.counterexamples)
+    table = Table(
+        title=f"{result.networks} random networks, seed {result.seed}: {found} violations",
+        caption=f"{result.findings.total} checks in {result.seconds:.0f} s",
+    )
+    table.add_column("claim, or search")
+    table.add_column("count", justify="right")
+    for kind, count in sorted(result.findings.checks.items()):
+        table.add_row(f"{kind} checks", f"{count}")
+    for name, count in sorted(result.findings.searches.items()):
+        table.add_row(_searched(name), f"{count}")
+    if result.findings.unconfirmed:
+        table.add_row("above a claim, but not confirmed by a replay", f"{result.findings.unconfirmed}")
+    return table
+
+
+def _searched(name: str) -> str:
+    if name == "witness":
+        return "replayed witness"
+    return name if name.startswith("attacked") else f"ascended {name}"
+
+
+def _save(result: Audit, folder: Path) -> list[Path]:
+    saved = []
+    for k, example in enumerate(result.findings.counterexamples):
+        folder.mkdir(parents=True, exist_ok=True)
+        saved.append(save_counterexample(example, folder / f"{example.kind}-{k}.safetensors"))
+    return saved
+
+
+def _replay(file: Path, as_json: bool, console: Console) -> None:
+    example = load_counterexample(file)
+    verdict = replay(example)
+    if as_json:
+        content = {"claim": repr(example), "refuted": verdict.refuted, "shown": verdict.shown, "reason": verdict.reason}
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        console.print(f"{example!r}", markup=False, highlight=False)
+        console.print(f"{'Refuted' if verdict.refuted else 'Not refuted'}: {verdict.reason}.", markup=False)
+    if verdict.refuted:
+        raise typer.Exit(1)

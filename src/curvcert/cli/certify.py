@@ -1,0 +1,296 @@
+"""`curvcert certify`: certified radii of a data set, as a file that can be checked, a table and a page."""
+
+import csv
+import io
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor
+
+from curvcert._version import __version__
+from curvcert.attacks import Attack
+from curvcert.certificates import Certificate, Certifier, certifier, with_search
+from curvcert.certificates.certificate import concatenate
+from curvcert.cli import options
+from curvcert.cli.inputs import Inputs, load_inputs, require_fit
+from curvcert.cli.models import ModelChoice, load_network
+from curvcert.cli.output import Output
+from curvcert.cli.parts import Parts, Plan, digest_of
+from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
+from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.network import Network
+from curvcert.network.network_file import network_digest, save_network
+from curvcert.norms import validate_p
+from curvcert.reporting.collecting import report_data
+from curvcert.reporting.digits import percent_ceil, percent_floor
+from curvcert.reporting.writing import write_report
+from curvcert.training.checkpoint import write_atomically
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+COLUMNS = ("radius", "lipschitz_radius", "curvature_radius", "local_radius", "attack_radius", "search_radius", "margin")
+
+
+def certify_command(
+    model: options.ModelName,
+    data: options.DataName,
+    out: Annotated[Path, typer.Option(help="The folder for the results; it is made if need be.", show_default=False)],
+    p: options.Norm = 2.0,
+    eps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EPS,EPS",
+            help="Radii to decide, such as 36/255,72/255: quicker, since nothing beyond them is proven. Leave it out "
+            "for the largest radii.",
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto (the best of all), lipschitz, local, anchored, product, liplt, lipsdp-recursion, "
+            "compositional, unrolled or crc."
+        ),
+    ] = "auto",
+    box: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="The range of valid inputs; it limits witnesses, not radii."),
+    ] = None,
+    normalise: options.Normalise = None,
+    weights: options.Weights = None,
+    evaluate: options.Evaluate = False,
+    input_shape: options.InputShape = None,
+    split: options.Split = "test",
+    data_folder: options.DataFolder = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Only the first samples; all by default.")] = None,
+    class_names: Annotated[str | None, typer.Option(metavar="A,B,C", help="Names of the classes, in order.")] = None,
+    search: Annotated[bool, typer.Option(help="Look for misclassified points by PGD, beside the proofs.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of that search.")] = 0,
+    device: options.Device = "cpu",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time; chosen by default.")] = None,
+    part_size: Annotated[int, typer.Option(min=1, help="Samples between two savings.")] = 64,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the certification in the folder.")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html, its figures and its data.")] = True,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Prove how far each input can move before its class changes.
+
+    The first 20 embedded digits, by the network that comes with curvcert:
+
+        curvcert certify curvcert.data:load_demo_network digits --samples 20 --box 0 1 --out out
+
+    An ONNX file with its normalisation, on data of your own
+    (numpy.savez("data.npz", x=inputs, y=labels)), at two radii:
+
+        curvcert certify net.onnx data.npz --normalise 0.1307 0.3081 --box 0 1 --eps 36/255,72/255 --out out
+
+    A PyTorch module that a function in net.py returns, with its weights:
+
+        curvcert certify net:make_model mnist --weights weights.safetensors --eval --p inf --out out
+
+    Stopped, or killed? The same command with --resume goes on from the parts
+    that were saved.
+
+    The folder then holds certificate.safetensors and network.safetensors for
+    `curvcert check`, samples.csv with a row a sample, report.html with figures
+    and data, and parts/, which may be removed once the rest is there.
+    """
+    output = Output(json, quiet)
+    epsilons = None if eps is None else options.numbers(eps, "--eps")
+    names = None if class_names is None else [name.strip() for name in class_names.split(",")]
+    inputs = load_inputs(data, split, data_folder, samples)
+    network = load_network(ModelChoice(model, weights, normalise, input_shape, evaluate), inputs.shape)
+    require_fit(network, inputs)
+    if names is not None and len(names) != network.outputs:
+        raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
+    request = Request(validate_p(p), method, epsilons, box, search, seed, batch_size)
+    request.require_searchable()
+    options.require_device(device)
+    parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
+    parts.open(resume)
+    output.notice("Bounding the network ...")
+    ready = certifier(network, request.p, method, box, epsilons, device)
+    try:
+        certificate, attack = certify_in_parts(parts, request, ready, output)
+    except KeyboardInterrupt:
+        done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
+        print(f"Stopped: {done} of {len(inputs)} samples are saved in {out}. Go on with --resume.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    certificate = certificate.save(out / "certificate.safetensors")
+    save_network(network, out / "network.safetensors")
+    rows = table_of_samples(certificate, predictions(ready.network, inputs.x), names)
+    write_atomically(out / "samples.csv", rows.encode())
+    if report:
+        output.notice("Writing the report ...")
+    title = f"{model} on {len(inputs)} samples of {data}"
+    facts = report_data(
+        certificate,
+        network=network if report else None,
+        x=inputs.x if report else None,
+        y=inputs.y,
+        class_names=names,
+        title=title,
+        command=shlex.join(["curvcert", *sys.argv[1:]]),
+        epsilons=epsilons,
+        searches=() if attack is None or not report else (attack,),
+        seeds={"pgd": seed} if search else None,
+    )
+    if report:
+        write_report(facts, out / "report.html")
+    _tell(output, certificate, facts.epsilons, out, report)
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What is asked about every sample."""
+
+    p: float
+    method: str
+    epsilons: tuple[float, ...] | None
+    box: tuple[float, float] | None
+    search: bool
+    seed: int
+    batch_size: int | None
+
+    def require_searchable(self) -> None:
+        """Raise where PGD does not cover the norm."""
+        if self.search and self.p not in (1.0, 2.0, math.inf):
+            raise InvalidInput(f"The search covers p = 1, 2 and inf, got {self.p:g}. Add --no-search.")
+
+    def plan(self, network: Network, inputs: Inputs, part_size: int) -> Plan:
+        """Return what the parts will hold; the size of batches and the device change nothing that is claimed."""
+        search = {"multiples": MULTIPLES, "steps": STEPS, "restarts": RESTARTS, "seed": self.seed}
+        chosen: dict[str, Any] = {
+            "p": "inf" if math.isinf(self.p) else self.p,
+            "method": self.method,
+            "eps": self.epsilons,
+            "box": self.box,
+            "search": search if self.search else None,
+        }
+        digests = (network_digest(network), digest_of(inputs.x), digest_of(inputs.y))
+        return Plan(__version__, *digests, len(inputs), part_size, chosen)
+
+
+def certify_in_parts(
+    parts: Parts, request: Request, ready: Certifier, output: Output
+) -> tuple[Certificate, Attack | None]:
+    """Return the certificate of all samples and what a search found; parts that are there are not computed again."""
+    found: list[tuple[Certificate, Attack | None]] = []
+    with output.progress() as bar:
+        task = bar.add_task("certifying", total=len(parts.inputs))
+        for part in parts:
+            known = _known(parts, part, output)
+            if known is None:
+                x, y = parts.inputs.x[part], parts.inputs.y[part]
+                known = parts.save(part, *certified(ready, x, y, request))
+            found.append(known)
+            bar.advance(task, part.stop - part.start)
+    certificate = concatenate([one for one, _ in found])
+    searches = [search for _, search in found if search is not None]
+    if not searches:
+        return certificate, None
+    return certificate, Attack(*(torch.cat([getattr(one, name) for one in searches]) for name in ("broken", "points")))
+
+
+def _known(parts: Parts, part: slice, output: Output) -> tuple[Certificate, Attack | None] | None:
+    try:
+        return parts.load(part)
+    except InvalidFile as error:
+        output.notice(f"Samples {part.start} .. {part.stop - 1} are computed again: {error}")
+        return None
+
+
+def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> tuple[Certificate, Attack | None]:
+    """Certify samples and search beside it."""
+    certificate = ready(x, y, request.batch_size, progress=False)
+    if not request.search:
+        return certificate, None
+    here = x.to(ready.network.device)
+    attack = nearest_found(certificate, ready.network, here, request.epsilons or (), request.box, request.seed)
+    return with_search(certificate, ready.network, here, attack), Attack(attack.broken.cpu(), attack.points.cpu())
+
+
+def predictions(network: Network, x: Tensor) -> list[int]:
+    """Return the classes that the network gives."""
+    with torch.no_grad():
+        return [k for part in x.split(256) for k in network(part.to(network.device)).flatten(1).argmax(1).tolist()]
+
+
+def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: Sequence[str] | None = None) -> str:
+    """Return a CSV with one row a sample: float64 in full, "inf" for infinity, empty where a method was not run.
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
+    >>> text = table_of_samples(certifier(net, method="liplt")(torch.zeros(1, 2), torch.tensor([1])), [1])
+    >>> text.splitlines()[0]
+    'sample,label,predicted,correct,radius,lipschitz_radius,curvature_radius,local_radius,attack_radius,search_radius,margin,method'
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["sample", "label", "predicted", "correct", *COLUMNS, "method"])
+    columns = [getattr(certificate, name).tolist() for name in COLUMNS]
+    rows = zip(certificate.label.tolist(), predicted, certificate.correct.tolist(), certificate.method, strict=True)
+    for k, (label, given, correct, method) in enumerate(rows):
+        shown = [str(c) if names is None else names[c] for c in (label, given)]
+        values = ["" if math.isnan(column[k]) else repr(column[k]) for column in columns]
+        writer.writerow([k, *shown, str(correct).lower(), *values, method])
+    return text.getvalue()
+
+
+def _tell(output: Output, certificate: Certificate, epsilons: Sequence[float], out: Path, report: bool) -> None:
+    files = {
+        "certificate": out / "certificate.safetensors",
+        "network": out / "network.safetensors",
+        "samples": out / "samples.csv",
+    } | ({"report": out / "report.html"} if report else {})
+    paths = [f"{name}: {path}" for name, path in files.items()]
+    output.show(accuracy_table(certificate, epsilons), *certificate.notes, *paths)
+    evidence = certificate.evidence
+    content = {
+        "command": "certify",
+        "curvcert": __version__,
+        "samples": len(certificate),
+        "p": certificate.p,
+        "accuracy": float(certificate.correct.double().mean()),
+        "median_radius": float(certificate.radius.median()),
+        "at": [
+            {
+                "eps": eps,
+                "certified": certificate.certified_accuracy(eps),
+                "not_broken": certificate.searched_accuracy(eps),
+            }
+            for eps in epsilons
+        ],
+        "network": None if evidence is None else evidence.network,
+        "assumes": certificate.assumes,
+        "notes": certificate.notes,
+        "files": {name: str(path) for name, path in files.items()},
+    }
+    output.answer("", content)
+
+
+def accuracy_table(certificate: Certificate, epsilons: Sequence[float]) -> Table:
+    """Return what is proven and what is known, a row for each radius; shares are rounded to their safe sides."""
+    table = Table(
+        title=f"{len(certificate)} samples in l{certificate.p:g}",
+        caption="accuracy under attack lies between the columns",
+    )
+    for heading in ("within", "proven at least", "known at most"):
+        table.add_column(heading, justify="right")
+    total, correct = len(certificate), certificate.correct
+    for eps in (0.0, *epsilons):
+        standing = correct & (certificate.falsified_radius > eps)
+        low, high = (int(found.sum()) for found in (correct & (certificate.radius >= eps), standing))
+        table.add_row(f"{eps:.4g}", percent_floor(low, total), percent_ceil(high, total))
+    return table

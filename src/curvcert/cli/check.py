@@ -1,0 +1,100 @@
+"""`curvcert check`: an independent verdict on a certificate file."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from curvcert._version import __version__
+from curvcert.certificates import Verdict, check_certificate, load_certificate
+from curvcert.cli import options
+from curvcert.cli.inputs import load_inputs
+from curvcert.cli.models import ModelChoice, is_network_file, load_network
+from curvcert.cli.output import Output
+from curvcert.errors import InvalidInput
+from curvcert.network.network_file import save_network
+
+
+def check_command(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A certificate.safetensors by `curvcert certify`.", show_default=False),
+    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The network.safetensors beside it; or the model itself, as `curvcert certify` takes it.",
+            show_default=False,
+        ),
+    ],
+    data: options.DataName,
+    normalise: options.Normalise = None,
+    weights: options.Weights = None,
+    evaluate: options.Evaluate = False,
+    input_shape: options.InputShape = None,
+    split: options.Split = "test",
+    data_folder: options.DataFolder = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Verify a certificate file with code that shares nothing with the code that made it.
+
+    With the network file beside the certificate:
+
+        curvcert check out/certificate.safetensors out/network.safetensors digits
+
+    With your own model, which also shows that the certificate is about that one:
+
+        curvcert check out/certificate.safetensors net.onnx data.npz --normalise 0.1307 0.3081
+
+    Sample by sample of the same data, from its first:
+
+        curvcert check out/certificate.safetensors net.onnx mnist --json
+
+    The exit status is 0 if every claim is proven, 1 if one is not, 2 if a
+    file cannot be used.
+    """
+    output = Output(json, quiet)
+    samples = len(load_certificate(file))
+    inputs = load_inputs(data, split, data_folder, samples)
+    if len(inputs) < samples:
+        raise InvalidInput(f"{file} is about {samples} samples, {inputs.name} has {len(inputs)}. Give the same data.")
+    choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
+    with TemporaryDirectory() as folder:
+        verdict = check_certificate(
+            file, _network_file(choice, inputs.shape, folder), inputs.x.numpy(), inputs.y.numpy()
+        )
+    first = str(verdict).split("\n")[0]
+    output.show(str(verdict))
+    output.answer(first, _facts(file, verdict))
+    if not verdict.holds:
+        raise typer.Exit(1)
+
+
+def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> Path:
+    """Return the network as the checker reads it: the file that was given, or one made from the model."""
+    if not is_network_file(choice.name):
+        return save_network(load_network(choice, shape), Path(folder) / "network.safetensors")
+    if choice.normalise or choice.weights or choice.evaluate or choice.input_shape:
+        raise InvalidInput(
+            f"{choice.name} is a network file, complete as it is: leave out --normalise, --weights, --eval and "
+            "--input-shape."
+        )
+    return Path(choice.name)
+
+
+def _facts(file: Path, verdict: Verdict) -> dict[str, object]:
+    return {
+        "command": "check",
+        "curvcert": __version__,
+        "certificate": str(file),
+        "holds": verdict.holds,
+        "counts": dict(Counter(verdict.status)),
+        "status": verdict.status,
+        "reasons": verdict.reasons,
+        "rechecked": verdict.rechecked,
+        "given": verdict.given,
+    }

@@ -1,0 +1,112 @@
+"""Data as a person names it on the command line: a known data set, or a .npz file with x and y."""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from curvcert.data import load
+from curvcert.data.datasets import LOADERS
+from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.network import Network
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Samples in float64 with their labels, and the name that they go by."""
+
+    x: Tensor
+    y: Tensor
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+
+def load_inputs(name: str, split: str = "test", folder: Path | None = None, samples: int | None = None) -> Inputs:
+    """Return the first samples of a data set or a .npz file, all by default.
+
+    Raises:
+        InvalidInput: if there is no such data, or it is not what inputs and labels can be.
+
+    >>> data = load_inputs("digits", samples=5)
+    >>> len(data), data.shape
+    (5, (1, 8, 8))
+    """
+    if name in LOADERS:
+        if split not in ("train", "test"):
+            raise InvalidInput(f"--split is train or test, got {split!r}.")
+        found = load(name, "test" if split == "test" else "train", folder)
+        part = slice(samples)
+        return Inputs(found.as_float64()[part], found.labels[part], f"{name} ({split})")
+    if not name.endswith(".npz"):
+        raise InvalidInput(f"DATA is one of {', '.join(LOADERS)}, or a .npz file with x and y, got {name!r}.")
+    x, y = _read(Path(name))
+    _require_samples(name, x, y)
+    part = slice(samples)
+    inputs = torch.from_numpy(np.ascontiguousarray(x[part], np.float64))
+    return Inputs(inputs, torch.from_numpy(np.ascontiguousarray(y[part], np.int64)), name)
+
+
+def require_fit(network: Network, inputs: Inputs, labels: bool = True) -> None:
+    """Raise unless the samples are inputs of the network and the labels are classes of it."""
+    if inputs.shape != network.in_shape:
+        raise InvalidInput(
+            f"The model takes inputs of shape {network.in_shape}, {inputs.name} has samples of shape {inputs.shape}. "
+            "Reshape x, or choose the data that the model was made for."
+        )
+    if labels and int(inputs.y.max()) >= network.outputs:
+        raise InvalidInput(
+            f"Labels lie in 0 .. {network.outputs - 1} for this model, {inputs.name} has {int(inputs.y.min())} .. "
+            f"{int(inputs.y.max())}. Number the classes from 0."
+        )
+
+
+def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such file. Write one with numpy.savez({path.name!r}, x=inputs, y=labels).")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = {"x", "y"} - set(file.files)
+            if missing:
+                raise InvalidFile(
+                    f"{path} has the arrays {', '.join(file.files) or '(none)'}, expected x and y. "
+                    "Write it with numpy.savez(path, x=inputs, y=labels)."
+                )
+            return file["x"], file["y"]
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, AttributeError) as error:
+        if isinstance(error, InvalidFile):
+            raise
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InvalidFile(f"{path} is not a .npz file of plain arrays: {reason}. Write it with numpy.savez.") from error
+
+
+def _require_samples(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
+    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+        raise InvalidInput(
+            f"{name}: x holds {x.dtype}, expected float64 or less, in the units of the model's inputs. "
+            "Convert and scale them, such as x / 255."
+        )
+    if x.ndim < 2 or x.size == 0:
+        raise InvalidInput(
+            f"{name}: expected x of shape (samples, ...), at least one sample, got {x.shape}: nothing to do."
+        )
+    if y.dtype.kind not in "iu" or y.shape != (len(x),):
+        raise InvalidInput(
+            f"{name}: expected y as {len(x)} whole numbers, one a sample, got {y.dtype} of shape {y.shape}."
+        )
+    if not bool(np.isfinite(x).all()):
+        raise InvalidInput(f"{name}: x holds NaN or infinity. Remove those samples.")
+    if y.min() < 0 or y.max() >= 2**31:
+        raise InvalidInput(f"{name}: labels count from 0, got {y.min()} .. {y.max()}.")

@@ -1,0 +1,97 @@
+"""The arguments that several commands share, and how their text is read."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from curvcert.errors import InvalidInput
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file (.onnx), a model.safetensors by `curvcert train`, or package.module:factory.",
+        show_default=False,
+    ),
+]
+DataName = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help="digits, mnist, cifar10, or a .npz file with x and y.", show_default=False),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="A .safetensors file with the weights of package.module:factory; every name must match."),
+]
+Evaluate = Annotated[bool, typer.Option("--eval", help="Put the factory's module into eval mode.")]
+Normalise = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        metavar="MEAN STD",
+        help="Put (x - MEAN) / STD in front of the model, so that radii are those of the raw input: one number, or "
+        "one a channel with commas between.",
+    ),
+]
+InputShape = Annotated[
+    str | None, typer.Option(metavar="C,H,W", help="The shape of one input, where neither model nor data tell it.")
+]
+Norm = Annotated[float, typer.Option("--p", help="The norm of the inputs: 2, inf, 1, or a number between.")]
+Split = Annotated[str, typer.Option(help="Which half of digits, mnist or cifar10: test or train.")]
+DataFolder = Annotated[
+    Path | None, typer.Option(help="Where MNIST or CIFAR-10 is, or is to be downloaded to.", show_default=False)
+]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables, no progress: the result alone.")]
+
+
+def number(text: str, option: str) -> float:
+    """Return a number that may be written as a fraction.
+
+    >>> number("8/32", "--radius")
+    0.25
+
+    Raises:
+        InvalidInput: if it is not a finite number.
+    """
+    try:
+        above, *below = (float(part) for part in text.split("/", 1))
+        value = above / below[0] if below else above
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidInput(f"{option} expects a number such as 0.1 or 36/255, got {text!r}.")
+    return value
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return numbers with commas between.
+
+    >>> numbers("1/4,0.5", "--eps")
+    (0.25, 0.5)
+    """
+    return tuple(number(part, option) for part in text.split(","))
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """Return whole numbers with commas between.
+
+    >>> whole_numbers("1,28,28", "--input-shape")
+    (1, 28, 28)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(f"{option} expects whole numbers such as 1,28,28, got {text!r}.") from None
+
+
+def require_device(name: str) -> str:
+    """Return the name of a device that this machine has, or raise."""
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InvalidInput(f"Cannot compute on {name!r}: {reason}. Choose another device, such as cpu.") from error
+    return name

@@ -1,0 +1,216 @@
+"""`curvcert certify` and `curvcert check`: files that agree with the library, and a run that survives being killed."""
+
+import csv
+import json
+import math
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import curvcert
+from curvcert.certificates import load_certificate
+from curvcert.cli.models import ModelChoice, load_network
+from curvcert.data import load_digits
+from curvcert.tensor_files import read_tensor_file, write_tensor_file
+from tests.cli.running import Runner, command, environment, write_npz
+
+DEMO = "curvcert.data:load_demo_network"
+QUICK = ("--samples", 6, "--part-size", 4, "--method", "compositional", "--no-report")
+
+
+def digits(count: int) -> tuple[Tensor, Tensor]:
+    data = load_digits("test")
+    return data.as_float64()[:count], data.labels[:count]
+
+
+def test_the_files_hold_what_the_library_computes(folder: Path, run: Runner) -> None:
+    words = (
+        "nets:small",
+        "digits",
+        "--samples",
+        6,
+        "--part-size",
+        4,
+        "--box",
+        0,
+        1,
+        "--eps",
+        "1/50,0.1",
+        "--out",
+        "out",
+    )
+    ran = run("certify", *words)
+    assert ran.status == 0, ran.err
+    for text in ("6 samples in l2", "proven at least", "0.02", "report: out/report.html"):
+        assert text in ran.out
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert {"certificate.safetensors", "network.safetensors", "samples.csv", "report.html", "report.json"} < names
+
+    with torch.random.fork_rng(devices=[]):
+        network = load_network(ModelChoice("nets:small"), (1, 8, 8))
+    expected = curvcert.certify(network, *digits(6), box=(0, 1), epsilons=[0.02, 0.1])
+    found = load_certificate(folder / "out" / "certificate.safetensors")
+    torch.testing.assert_close(found.radius, expected.radius, rtol=1e-8, atol=0)
+    assert bool((found.radius <= expected.radius).all())
+    assert bool((found.radius <= found.search_radius).all())
+    with (folder / "out" / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["radius"]) for row in rows] == found.radius.tolist()
+    assert [int(row["label"]) for row in rows] == digits(6)[1].tolist()
+    assert [int(row["predicted"]) for row in rows] == network(digits(6)[0]).argmax(dim=1).tolist()
+    assert [row["correct"] == "true" for row in rows] == found.correct.tolist()
+    assert json.loads((folder / "out" / "report.json").read_text())["at_epsilons"]["epsilons"] == [0.02, 0.1]
+
+
+def test_a_machine_reads_one_object(folder: Path, run: Runner) -> None:
+    ran = run("certify", DEMO, "digits", *QUICK, "--p", "inf", "--no-search", "--json", "--out", "out")
+    assert (ran.status, ran.err, ran.out.count("\n")) == (0, "Bounding the network ...\n", 1)
+    found = json.loads(ran.out)
+    certificate = load_certificate(folder / "out" / "certificate.safetensors")
+    assert found["p"] == "inf" and math.isinf(certificate.p)
+    assert found["median_radius"] == float(certificate.radius.median())
+    assert [row["certified"] for row in found["at"]] == [
+        certificate.certified_accuracy(row["eps"]) for row in found["at"]
+    ]
+    assert all(Path(path).is_file() for path in found["files"].values())
+    assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "other") == (0, "", "")
+
+
+def test_a_bar_with_the_time_left_on_a_terminal_only(
+    folder: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("certify", "nets:small", "digits", "--samples", 4, "--part-size", 2, "--no-report", "--method", "liplt")
+    assert "certifying" not in run(*words, "--out", "dark").err
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as rich tells a terminal
+    error = run(*words, "--out", "bright").err
+    assert "certifying" in error
+    assert "4/4" in error
+
+
+def test_data_of_your_own_with_names_and_a_normalisation(folder: Path, run: Runner) -> None:
+    x, y = digits(4)
+    write_npz(folder / "data.npz", 2 * x.numpy().astype(np.float32), y.numpy())
+    names = ",".join("abcdefghij")
+    words = ("--no-report", "--no-search", "--method", "liplt", "--quiet")
+    assert run("certify", DEMO, "digits", "--samples", 4, *words, "--out", "plain").status == 0
+    scaled = run("certify", DEMO, "data.npz", *words, "--normalise", 0, 2, "--class-names", names, "--out", "scaled")
+    assert scaled.status == 0, scaled.err
+    # Inputs twice as large, divided by two in the model: radii twice as large.
+    plain, twice = (load_certificate(folder / out / "certificate.safetensors").radius for out in ("plain", "scaled"))
+    torch.testing.assert_close(twice, 2 * plain, rtol=1e-7, atol=0)
+    rows = (folder / "scaled" / "samples.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows[1:]] == ["abcdefghij"[k] for k in y.tolist()]
+
+
+def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Runner) -> None:
+    assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "out").status == 0
+    ran = run("check", "out/certificate.safetensors", "out/network.safetensors", "digits")
+    assert ran.status == 0
+    for text in ("The certificate holds: 6 proven.", "Rechecked:", "Taken as given:"):
+        assert text in ran.out
+    ran = run("check", "out/certificate.safetensors", DEMO, "digits", "--json")
+    assert (ran.status, json.loads(ran.out)["counts"]) == (0, {"proven": 6})
+
+    header, arrays = read_tensor_file("out/certificate.safetensors", "curvcert-certificate", 1)
+    larger = {name: value * 4 if name in ("radius", "pair_radius") else value for name, value in arrays.items()}
+    write_tensor_file("forged.safetensors", "curvcert-certificate", 1, header, larger)
+    ran = run("check", "forged.safetensors", DEMO, "digits", "--quiet")
+    assert ran.status == 1
+    assert ran.out.startswith("NOT PROVEN:")
+    ran = run("check", "out/certificate.safetensors", "nets:small", "digits", "--json")
+    assert (ran.status, json.loads(ran.out)["holds"]) == (1, False)
+    assert "another network" in json.loads(ran.out)["reasons"][0]
+    assert run("check", "out/certificate.safetensors", DEMO, "digits", "--split", "train", "--quiet").status == 1
+    ran = run("check", "out/certificate.safetensors", "out/network.safetensors", "digits", "--eval")
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    x, y = digits(2)
+    write_npz(folder / "few.npz", x.numpy(), y.numpy())
+    ran = run("check", "out/certificate.safetensors", DEMO, "few.npz")
+    assert (ran.status, ran.err) == (
+        2,
+        "InvalidInput: out/certificate.safetensors is about 6 samples, few.npz has 2. Give the same data.\n",
+    )
+
+
+def test_a_folder_is_not_mixed_with_another_run(folder: Path, run: Runner) -> None:
+    assert run("certify", "nets:small", "digits", *QUICK, "--quiet", "--out", "out").status == 0
+    again = ("certify", "nets:small", "digits", *QUICK, "--out", "out", "--quiet")
+    assert "already holds a certification" in run(*again).err
+    for words, name in (
+        (("--method", "liplt"), 'method (now "liplt", then "compositional")'),
+        (("--box", 0, 1), "box (now [0.0, 1.0], then null)"),
+        (("--samples", 5), "inputs ("),
+        (("--part-size", 3), "part_size (now 3, then 4)"),
+        (("--seed", 3), "search ("),
+        (("--p", "inf"), 'p (now "inf", then 2.0)'),
+        (("--eps", "1/10"), "eps (now [0.1], then null)"),
+        (("--normalise", 0, 2), "network ("),
+    ):
+        ran = run(*again, "--resume", *words)
+        assert ran.status == 2
+        assert f"holds another certification, which differs in {name}" in ran.err
+    assert run(*again, "--resume", "--batch-size", 1) == (0, "", "")
+
+
+def test_a_damaged_or_foreign_part_is_computed_again(folder: Path, run: Runner) -> None:
+    words = ("certify", "nets:small", "digits", *QUICK, "--out", "out")
+    assert run(*words, "--quiet").status == 0
+    whole = (folder / "out" / "certificate.safetensors").read_bytes()
+    first, second = sorted((folder / "out" / "parts").glob("part-*"))
+    content = bytearray(second.read_bytes())
+    content[-9] ^= 1
+    second.write_bytes(content)
+    ran = run(*words, "--resume")
+    assert (ran.status, ran.err.count("Samples 4 .. 5 are computed again")) == (0, 1)
+    assert (folder / "out" / "certificate.safetensors").read_bytes() == whole
+    first.write_bytes(second.read_bytes())
+    assert "is about another network, other inputs" in run(*words, "--resume").err
+    sorted((folder / "out" / "parts").glob("search-*"))[0].unlink()
+    assert "Samples 0 .. 3 are computed again: There is no file" in run(*words, "--resume").err
+    assert (folder / "out" / "certificate.safetensors").read_bytes() == whole
+
+
+LONG = (DEMO, "digits", "--samples", 14, "--part-size", 2, "--method", "compositional", "--no-report")
+
+
+def stopped(folder: Path, how: signal.Signals, after: int, *words: object) -> tuple[int, str, list[Path]]:
+    """Start a process, end it once so many parts are saved; return its status, what it said, and the parts."""
+    with subprocess.Popen(
+        command("certify", *LONG, "--out", "out", *words),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while len(list((folder / "out").glob("parts/part-*"))) < after:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(how)
+        _, error = process.communicate(timeout=60)
+    parts = sorted((folder / "out" / "parts").glob("part-*"))
+    assert after <= len(parts) < 7
+    assert not (folder / "out" / "certificate.safetensors").exists()
+    return process.returncode, error, parts
+
+
+def test_a_run_that_was_stopped_and_killed_ends_as_if_nothing_had_happened(folder: Path, run: Runner) -> None:
+    status, error, parts = stopped(folder, signal.SIGINT, 1)
+    assert status == 130
+    assert f"Stopped: {2 * len(parts)} of 14 samples are saved in out. Go on with --resume." in error
+    assert "Traceback" not in error
+    status, _, parts = stopped(folder, signal.SIGKILL, len(parts) + 1, "--resume")
+    assert status == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in parts}
+    assert run("certify", *LONG, "--out", "out", "--resume", "--quiet").status == 0
+    assert {path: path.stat().st_mtime_ns for path in parts} == before
+    assert run("certify", *LONG, "--out", "whole", "--quiet").status == 0
+    for name in ("samples.csv", "certificate.safetensors", "network.safetensors"):
+        assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
