@@ -8,7 +8,7 @@ fresh cache of norms, one process for the lot: the peak is that of the process u
 
 LipSDP is solved by cvxpy with Clarabel (the extra `sdp`), with one multiplier a neuron (LipSDP-Neuron); its
 value is what the solver returns, within its tolerance of the optimum on an unknown side, and no bound.
-ECLipsE and ECLipsE-Fast are those of the package eclipse-nn, in ordinary floating point.  What is not installed
+ECLipsE-Fast is that of the package eclipse-nn, in ordinary floating point (its ECLipsE falls back to it here).  What is not installed
 is skipped, with a line that says so.
 """
 
@@ -122,7 +122,6 @@ def rivals() -> tuple[dict[str, Callable[[list[torch.Tensor]], float]], list[str
     else:
         skipped.append("LipSDP: cvxpy and clarabel are not installed (pip install 'curvcert[sdp]')")
     if importlib.util.find_spec("eclipse_nn"):
-        found["ECLipsE (eclipse-nn)"] = partial(eclipse, method="ECLipsE")
         found["ECLipsE-Fast (eclipse-nn)"] = partial(eclipse, method="ECLipsE_Fast")
     else:
         skipped.append("ECLipsE: eclipse-nn is not installed (pip install eclipse-nn)")

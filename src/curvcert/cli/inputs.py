@@ -15,6 +15,9 @@ from curvcert.data.datasets import LOADERS
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import Network
 
+LARGEST = 2**33
+"""Bytes that the arrays of a file may take."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,7 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     if not path.is_file():
         raise InvalidInput(f"{path}: no such file. Write one with numpy.savez({path.name!r}, x=inputs, y=labels).")
     try:
+        _require_moderate(path)
         with np.load(path, allow_pickle=False) as file:
             missing = {"x", "y"} - set(file.files)
             if missing:
@@ -85,11 +89,19 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
                     "Write it with numpy.savez(path, x=inputs, y=labels)."
                 )
             return file["x"], file["y"]
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, AttributeError) as error:
-        if isinstance(error, InvalidFile):
-            raise
-        reason = str(error).split("\n")[0].rstrip(".")
+    except InvalidFile:
+        raise
+    except Exception as error:  # whatever a damaged archive makes zipfile, zlib or numpy raise
+        reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
         raise InvalidFile(f"{path} is not a .npz file of plain arrays: {reason}. Write it with numpy.savez.") from error
+
+
+def _require_moderate(path: Path) -> None:
+    """Raise if the arrays of an archive would not fit: a few bytes can unpack to any number of them."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > LARGEST:
+        raise InvalidFile(f"{path} unpacks to {size} bytes, over the limit of {LARGEST}. Split it into several files.")
 
 
 def _require_samples(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:

@@ -1,5 +1,6 @@
 """A trained model as one safetensors file: its weights, and in the metadata what they are the weights of."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,17 @@ def save_model(path: Path, model: nn.Module, recipe: Recipe, facts: Mapping[str,
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     about = {"format": FORMAT, "recipe": recipe.as_dict(), "facts": dict(facts or {})}
-    write_atomically(path, save(tensors, metadata={"curvcert": json.dumps(about, sort_keys=True)}))
+    sealed = {**about, "sha256": _seal(about, tensors)}
+    write_atomically(path, save(tensors, metadata={"curvcert": json.dumps(sealed, sort_keys=True)}))
+
+
+def _seal(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of what a file says and holds, so that a damaged one is known."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_model(path: str | Path, dtype: torch.dtype | None = None) -> tuple[nn.Module, Recipe]:
@@ -51,7 +62,10 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> tuple[nn.M
             "or name a factory: package.module:factory with the weights."
         )
     recipe = recipe_from_dict(about["recipe"], f"The recipe in {path.name}")
-    return _built(path, recipe, tensors, dtype or _wide(tensors)), recipe
+    model = _built(path, recipe, tensors, dtype or _wide(tensors))
+    if about.pop("sha256", None) != _seal(about, tensors):
+        raise InvalidInput(f"{path} was damaged or altered: its SHA-256 is not the one that was written. Get it anew.")
+    return model, recipe
 
 
 def _wide(tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -1,0 +1,113 @@
+"""`curvcert reproduce`: make a table or a figure of the paper again, and its record."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from curvcert.cli import options as shared
+from curvcert.cli.output import Output
+from curvcert.errors import InvalidInput
+from curvcert.experiments import EXPERIMENTS, Experiment, Options, read_record, reproduce
+
+
+def reproduce_command(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(EXPERIMENTS)}; or list.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The folder for the record, its arrays, its picture and the models.")
+    ] = Path("runs/reproduce"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version on embedded data: it checks the pipeline, not the figures.")
+    ] = False,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL/METHOD/SEED/CERTIFICATE",
+            help="Only these rows of table1; * for any, what is left out is any; may be given many times.",
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of every training, instead of its recipe's.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Test samples to measure on; all by default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of trainings and searches; table1's rows name their own.")] = 0,
+    results: Annotated[
+        Path | None, typer.Option(help="Also keep the record and its arrays in this folder; not with --quick.")
+    ] = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Only draw the picture again, from the record in --results or --out.")
+    ] = False,
+    device: shared.Device = "cpu",
+    data_folder: shared.DataFolder = None,
+    json: shared.Json = False,
+    quiet: shared.Quiet = False,
+) -> None:
+    """Make a table or a figure of the paper again.
+
+    A second, without data or training:
+
+        curvcert reproduce tanh-anchor
+
+    Table 1 in parts, on an accelerator; what is made already is not made again:
+
+        curvcert reproduce table1 --rows 6F/ours --device cuda --data-folder data
+
+        curvcert reproduce table1 --device cuda --data-folder data --results results
+
+    OUT then holds NAME.json (the record), NAME.npz (radii, one a sample), NAME.png and models/.
+    """
+    output = Output(json, quiet)
+    if name == "list":
+        output.show(experiments_table())
+        output.answer("\n".join(EXPERIMENTS), {key: item.claim for key, item in EXPERIMENTS.items()})
+        return
+    experiment = _experiment(name)
+    if rows and name != "table1":
+        raise InvalidInput(f"--rows chooses rows of table1, {name} has none. Leave it out.")
+    picture = out / f"{name}.png"
+    if redraw:
+        _redraw(experiment, results or out, picture)
+    else:
+        chosen = Options(
+            out=out,
+            data_folder=data_folder,
+            device=shared.require_device(device),
+            quick=quick,
+            seed=seed,
+            epochs=epochs,
+            samples=samples,
+            rows=tuple(rows or ()),
+            say=output.notice,
+        )
+        reproduce(experiment, chosen, results)
+    record = out / f"{name}.json"
+    output.show(f"{experiment.where}: {experiment.claim}", f"The picture: {picture}", f"The record: {record}")
+    output.answer(str(record), {"command": "reproduce", "name": name, "record": record, "picture": picture})
+
+
+def experiments_table() -> Table:
+    """Return what can be reproduced."""
+    table = Table(title="What `curvcert reproduce` makes")
+    for column in ("name", "in the paper", "claim"):
+        table.add_column(column)
+    for item in EXPERIMENTS.values():
+        table.add_row(item.name, item.where, item.claim)
+    return table
+
+
+def _experiment(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise InvalidInput(f"No experiment is called {name!r}. There are {', '.join(EXPERIMENTS)}.")
+    return EXPERIMENTS[name]
+
+
+def _redraw(experiment: Experiment, folder: Path, picture: Path) -> None:
+    record = read_record(folder, experiment.name)
+    if record is None:
+        raise InvalidInput(
+            f"{folder} has no record of {experiment.name}. Make it: curvcert reproduce {experiment.name}."
+        )
+    experiment.draw(record, picture)
