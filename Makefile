@@ -54,7 +54,7 @@ wheel-test: $(VENV)/.dev-installed
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt build/wheel/*.whl
 	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/python" -I "$(CURDIR)/scripts/check_installed.py" "$(CURDIR)"
-	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/curvcert" demo
+	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/curvcert" demo --samples 20 --out "$(CURDIR)/build/demo"
 	rm -rf $(WHEEL_VENV)
 
 # Pin again what the newest releases give, from an empty environment.  PIN=torch==2.13.0 holds one back.

@@ -8,8 +8,8 @@ fresh cache of norms, one process for the lot: the peak is that of the process u
 
 LipSDP is solved by cvxpy with Clarabel (the extra `sdp`), with one multiplier a neuron (LipSDP-Neuron); its
 value is what the solver returns, within its tolerance of the optimum on an unknown side, and no bound.
-ECLipsE-Fast is that of the package eclipse-nn, in ordinary floating point (its ECLipsE falls back to it here).  What is not installed
-is skipped, with a line that says so.
+ECLipsE-Fast is that of the package eclipse-nn, in ordinary floating point (its ECLipsE falls back to it here).
+What is not installed is skipped, with a line that says so.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """`curvcert audit`: attack our own bounds and certificates, or replay a counterexample."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from curvcert.cli import options
+from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.falsifier import Audit, audit, load_counterexample, replay, save_counterexample
 
@@ -20,7 +20,8 @@ def audit_command(
     out: Annotated[Path, typer.Option(help="The folder for counterexamples; it is made if there are any.")] = Path(
         "counterexamples"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
     file: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Replay a saved counterexample instead.")
     ] = None,
@@ -36,20 +37,17 @@ def audit_command(
 
     A replay ends with exit status 1 if the file does refute its claim.
     """
-    console = Console(soft_wrap=True)
+    output = Output(json, quiet)
     if file is not None:
-        _replay(file, as_json, console)
+        _replay(file, output)
         return
     if minutes is not None and not minutes > 0:
         raise InvalidInput(f"--minutes is a positive number, got {minutes}.")
-    result = audit(seed, networks, minutes, checks)
+    result = audit(seed, networks, minutes, checks, progress=False if quiet else None)
     saved = _save(result, out)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict() | {"files": [str(path) for path in saved]}, indent=2))
-    else:
-        console.print(counts_table(result))
-        for path in saved:
-            console.print(f"A counterexample: {path}")
+    output.show(counts_table(result), *(f"A counterexample: {path}" for path in saved))
+    short = f"{len(saved)} violations in {result.findings.total} checks"
+    output.answer(short, {"command": "audit", **result.to_dict(), "files": [str(path) for path in saved]})
     if saved:
         raise typer.Exit(1)
 
@@ -86,14 +84,12 @@ def _save(result: Audit, folder: Path) -> list[Path]:
     return saved
 
 
-def _replay(file: Path, as_json: bool, console: Console) -> None:
+def _replay(file: Path, output: Output) -> None:
     example = load_counterexample(file)
     verdict = replay(example)
-    if as_json:
-        content = {"claim": repr(example), "refuted": verdict.refuted, "shown": verdict.shown, "reason": verdict.reason}
-        typer.echo(json.dumps(content, indent=2))
-    else:
-        console.print(f"{example!r}", markup=False, highlight=False)
-        console.print(f"{'Refuted' if verdict.refuted else 'Not refuted'}: {verdict.reason}.", markup=False)
+    line = f"{'Refuted' if verdict.refuted else 'Not refuted'}: {verdict.reason}."
+    output.show(f"{example!r}", line)
+    content = {"claim": repr(example), "refuted": verdict.refuted, "shown": verdict.shown, "reason": verdict.reason}
+    output.answer(line, {"command": "audit", **content})
     if verdict.refuted:
         raise typer.Exit(1)

@@ -4,6 +4,8 @@ The images are the first of MNIST's test set (Y. LeCun, C. Cortes and C. J. C. B
 The network is 784-100-100-100-100-100-10 with tanh, trained by the recipe `mnist-6f`.
 """
 
+from itertools import pairwise
+
 import torch
 from safetensors.torch import load
 from torch import nn
@@ -37,7 +39,7 @@ def load_mnist_network() -> nn.Sequential:
     weights = load(read_embedded("mnist_network.safetensors"))
     with torch.device("meta"):  # no random numbers are drawn
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for inputs, outputs in pairwise(WIDTHS):
             layers += [nn.Linear(inputs, outputs), nn.Tanh()]
         model = nn.Sequential(*layers[:-1])
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
