@@ -10,14 +10,35 @@ Trials: networks 0, 1, 2 ... of the seed until the budget is reached.
 """
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.progress import track
 
 from benchmarks.harness import write_record
-from curvcert.falsifier import Effort, audit, save_counterexample
+from curvcert.falsifier import Audit, Effort, audit, audit_network, save_counterexample
+
+
+def _one(seed: int, index: int, effort: Effort) -> Audit:
+    torch.set_num_threads(1)
+    return audit_network(seed, index, effort)
+
+
+def in_parallel(seed: int, networks: int, checks: int, effort: Effort, workers: int) -> Audit:
+    """Audit networks in several processes, until there were enough of them and of checks."""
+    result = Audit(seed)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        while result.networks < networks or result.findings.total < checks:
+            first = result.networks
+            indices = range(first, max(networks, first + 100))
+            for part in track(pool.map(_one, repeat(seed), indices, repeat(effort), chunksize=5), total=len(indices)):
+                result = result + part
+    return result
 
 
 def main() -> None:
@@ -26,6 +47,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=2_000)
     parser.add_argument("--checks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="processes; the networks are the same for any number")
     parser.add_argument("--counterexamples", type=Path, default=Path("counterexamples"))
     parser.add_argument("--quick", action="store_true", help="20 networks, and no record")
     options = parser.parse_args()
@@ -34,7 +56,7 @@ def main() -> None:
     if options.quick:
         result = audit(options.seed, networks=20, effort=effort)
     else:
-        result = audit(options.seed, options.networks, checks=options.checks, effort=effort)
+        result = in_parallel(options.seed, options.networks, options.checks, effort, options.workers)
     for k, example in enumerate(result.findings.counterexamples):
         options.counterexamples.mkdir(parents=True, exist_ok=True)
         console.print(save_counterexample(example, options.counterexamples / f"{example.kind}-{k}.safetensors"))

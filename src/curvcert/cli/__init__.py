@@ -17,6 +17,7 @@ from curvcert.cli.bound import bound_command
 from curvcert.cli.certify import certify_command
 from curvcert.cli.check import check_command
 from curvcert.cli.demo import demo
+from curvcert.cli.reproduce import reproduce_command
 from curvcert.cli.train import train_command
 from curvcert.errors import CurvcertError, SoundnessError
 
@@ -29,6 +30,7 @@ app.command("certify")(certify_command)
 app.command("check")(check_command)
 app.command("train")(train_command)
 app.command("audit")(audit_command)
+app.command("reproduce")(reproduce_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -71,8 +71,9 @@ def counts_table(result: Audit) -> Table:
 
 
 def _searched(name: str) -> str:
-    if name == "witness":
-        return "replayed witness"
+    special = {"witness": "replayed witness", "refused": "refused by name, so nothing claimed"}
+    if name in special:
+        return special[name]
     return name if name.startswith("attacked") else f"ascended {name}"
 
 

@@ -291,7 +291,11 @@ class _Session:
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))
         for method in methods:
-            cert = certify(network, x, y, p, method, BOX if boxed else None, progress=False)
+            try:
+                cert = certify(network, x, y, p, method, BOX if boxed else None, progress=False)
+            except (UnsupportedActivation, UnsupportedModule):  # a refusal claims nothing
+                yield Audit(0, findings=Findings(searches={"refused": 1}))
+                continue
             found = falsify(network, x, y, cert, self.effort.restarts, self.effort.steps, pick.getrandbits(30))
             named = (replace(e, source=f"{e.source}, by certify({method}), {self.name}") for e in found.counterexamples)
             found = replace(found, counterexamples=tuple(named))

@@ -339,9 +339,7 @@ def _check_radii(tables: _Tables, claims: Claims, point: _Point, K: Array, k: in
     _check_method(family, radius, pair, point, K, L, local)
 
 
-def _check_method(
-    family: set[str], radius: float, pair: Array, point: _Point, K: Array, L: Array, local: bool
-) -> None:
+def _check_method(family: set[str], radius: float, pair: Array, point: _Point, K: Array, L: Array, local: bool) -> None:
     """Require that the named kind of method proves the radius of the weakest classes, not some other kind.
 
     Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.

@@ -1,0 +1,182 @@
+r"""Attack certificates: samples that are proven to be misclassified within a radius, and what that says of accuracy.
+
+Claim (`attack-histogram`, `attack-gap`): on the curvature-trained 6F, attack certificates bound the robust accuracy
+at 36/255 from above, close to the certified accuracy.  Claim (`one-lipschitz-attacks`): some samples of a 1-Lipschitz
+network have attack certificates, all of small radius.
+Hardware: one accelerator; the record says which.
+Trials: one network, all test images; every witness is replayed, in float64 and in the model's own arithmetic.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from curvcert.bounds.curvature import curvature
+from curvcert.certificates import certify
+from curvcert.certificates.attack_radius import attack_witnesses, replays
+from curvcert.certificates.constants import pair_table
+from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature
+from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
+from curvcert.experiments.experiment import Experiment, Options, histogram, make_record, percent, save_arrays
+from curvcert.experiments.models import Subject, experiment_recipe, fitted, small_dense, subject, with_options
+from curvcert.experiments.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ
+from curvcert.experiments.searching import require_consistent, searched_distances
+from curvcert.nn import SLLDense, UnitRowLinear
+from curvcert.results import Record
+
+RADIUS = 36 / 255
+CONSTANTS = ("paper", "ours")
+_BATCH = 250
+
+
+def run_histogram(options: Options) -> Record:
+    """Find the attack certificates of the curvature-trained 6F."""
+    return _run("attack-histogram", _curvature_trained(options), ATTACKS_6F, options)
+
+
+def run_gap(options: Options) -> Record:
+    """Enclose the robust accuracy of the curvature-trained 6F at 36/255."""
+    return _run("attack-gap", _curvature_trained(options), ATTACKS_6F, options)
+
+
+def run_one_lipschitz(options: Options) -> Record:
+    """Find the attack certificates of a 1-Lipschitz network."""
+    if options.quick:
+        measured = fitted(_small_one_lipschitz, options)
+    else:
+        measured = subject(with_options(experiment_recipe("lip-3c1f-sll-ccrc"), options), options)
+    return _run("one-lipschitz-attacks", measured, ATTACKS_ONE_LIPSCHITZ, options)
+
+
+def _curvature_trained(options: Options) -> Subject:
+    if options.quick:
+        return small_dense(3, options)
+    return subject(with_options(experiment_recipe("6f-ccrc"), options), options)
+
+
+def _small_one_lipschitz() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), SLLDense(64, 32), UnitRowLinear(64, 10))
+
+
+def _run(name: str, measured: Subject, paper: dict[str, Any], options: Options) -> Record:
+    options.say("attack certificates")
+    arrays = {key: value.cpu().numpy() for key, value in attacked(measured, options).items()}
+    save_arrays(options.out / f"{name}.npz", arrays)
+    recipe = measured.recipe.as_dict() if measured.recipe else {}
+    config = {"recipe": recipe, "radius": RADIUS}
+    return make_record(name, options, config, {**_summary(arrays), "paper_reports": paper})
+
+
+def attacked(measured: Subject, options: Options) -> dict[str, Tensor]:
+    """Return certified radii, and the distances of witnesses (by the paper's K and ours) and of PGD's points."""
+    certificate = certify(measured.network, measured.x, measured.y, epsilons=(RADIUS,), progress=False)
+    steps, restarts = (5, 1) if options.quick else (50, 2)
+    distance = searched_distances(measured, [RADIUS], steps, restarts, options.seed)
+    require_consistent(certificate.radius, certificate.correct, distance)
+    found = {"correct": certificate.correct, "radius": certificate.radius, "pgd_distance": distance}
+    for name in CONSTANTS:
+        found[f"{name}_witness_distance"], found[f"{name}_replayed"] = witnesses(measured, name)
+        require_consistent(certificate.radius, certificate.correct, found[f"{name}_witness_distance"])
+    return found
+
+
+@torch.no_grad()
+def witnesses(measured: Subject, constants: str) -> tuple[Tensor, Tensor]:
+    """Return the distance of every sample's witness (inf where none), and whether it replays once more."""
+    network, evaluate, n = measured.network, evaluator(measured.network), measured.network.outputs
+    if constants == "paper":
+        K = paper_pair_curvature(network).expand(n, n)
+    else:
+        K = pair_table(curvature(network, pair="all").value, network)
+    distances, replayed = [], []
+    for x, y in zip(measured.x.split(_BATCH), measured.y.split(_BATCH), strict=True):
+        points = evaluate(x, y)
+        distance, witness = attack_witnesses(network, x, points, K[y], 2, None)
+        claimed = distance.isfinite() & points.correct
+        at = torch.where(claimed.reshape(-1, *(1,) * (x.dim() - 1)), witness, x)
+        distances.append(torch.where(points.correct, distance, 0.0))
+        replayed.append(claimed & replays(network, at, y))
+    return torch.cat(distances), torch.cat(replayed)
+
+
+def _summary(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    correct = arrays["correct"]
+    figures: dict[str, Any] = {
+        "samples": len(correct),
+        "correct": int(correct.sum()),
+        "clean": percent(float(correct.mean())),
+        "certified": percent(float((correct & (arrays["radius"] >= RADIUS)).mean())),
+        "pgd": percent(float((correct & (arrays["pgd_distance"] > RADIUS)).mean())),
+    }
+    known = [arrays[f"{name}_witness_distance"] for name in CONSTANTS]
+    furthest = max(RADIUS, *(float(distance[np.isfinite(distance)].max(initial=0.0)) for distance in known))
+    for name, distance in zip(CONSTANTS, known, strict=True):
+        claimed = correct & np.isfinite(distance)
+        figures[name] = {
+            "attack_certificates": int(claimed.sum()),
+            "within": int((claimed & (distance <= RADIUS)).sum()),
+            "replayed": int(arrays[f"{name}_replayed"].sum()),
+            "at_most": percent(float((correct & (distance > RADIUS)).mean())),
+            "largest": float(distance[claimed].max(initial=0.0)),
+            "histogram": histogram(distance[claimed], span=(0.0, furthest)),
+        }
+    return figures
+
+
+def draw_histogram(record: Record, path: Path) -> None:
+    """Draw the histogram of attack radii."""
+    figure, (axis,) = panels(1)
+    for name, colour in (("ours", BLUE), ("paper", ORANGE)):
+        found = record.figures[name]
+        whose = "the paper's K" if name == "paper" else "our K"
+        bars(axis, found["histogram"], colour, f"{found['attack_certificates']} by {whose}", 0.6)
+    axis.axvline(RADIUS, color=GREY, ls="--", lw=1, label="36/255")
+    axis.set_xlabel("certified attack radius (l2)")
+    axis.set_ylabel("samples")
+    finish(figure, (axis,), path)
+
+
+def draw_gap(record: Record, path: Path) -> None:
+    """Draw the clean accuracy, and the range that encloses the robust accuracy at 36/255."""
+    figures = record.figures
+    figure, (axis,) = panels(1, width=6.4, height=2.2)
+    low, high = figures["certified"], min(figures["ours"]["at_most"], figures["pgd"])
+    axis.barh(0, figures["clean"], color=GREY, alpha=0.3, label=f"clean accuracy $A_c$ = {figures['clean']:.2f}")
+    axis.barh(0, low, color=BLUE, label=f"certified, $A_v$ at least {low:.2f}")
+    axis.barh(0, high - low, left=low, color=ORANGE, alpha=0.5, label="not known")
+    axis.axvline(
+        figures["ours"]["at_most"], color=ORANGE, label=f"at most {figures['ours']['at_most']:.2f}, by witnesses"
+    )
+    axis.axvline(figures["pgd"], color="black", ls=":", label=f"at most {figures['pgd']:.2f}, by PGD")
+    axis.set_yticks([])
+    axis.set_ylim(-0.5, 1.9)
+    axis.set_xlim(max(0.0, low - 15), figures["clean"] + 5)
+    axis.set_xlabel("accuracy at 36/255, %")
+    finish(figure, (axis,), path)
+
+
+ATTACK_HISTOGRAM = Experiment(
+    "attack-histogram",
+    "Attack certificates prove hundreds of samples of the curvature-trained 6F to be misclassified within 36/255.",
+    "Figure 5",
+    run_histogram,
+    draw_histogram,
+)
+ATTACK_GAP = Experiment(
+    "attack-gap",
+    "Certificates and attack certificates enclose the robust accuracy at 36/255 in a narrow range.",
+    "Figure 6",
+    run_gap,
+    draw_gap,
+)
+ONE_LIPSCHITZ_ATTACKS = Experiment(
+    "one-lipschitz-attacks",
+    "Some samples of a 1-Lipschitz network have attack certificates, all of small radius.",
+    "Figure 9",
+    run_one_lipschitz,
+    draw_histogram,
+)

@@ -1,0 +1,159 @@
+"""The networks of the experiments: trained from recipes and kept, or, for quick runs, small ones on the digits."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import final
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from curvcert.data import load
+from curvcert.errors import InvalidInput
+from curvcert.experiments.experiment import Options
+from curvcert.network import Network, trace
+from curvcert.nn.architectures import dense
+from curvcert.training import Recipe, load_model, recipe_from_dict, train
+
+_CERTIFIED_AT_ONCE = 10
+"""Samples that `train` certifies at its end: the experiment certifies by its own methods."""
+
+_QUICK_SAMPLES = 8
+_MAY_DIFFER = ("evaluate_every", "evaluate_samples", "checkpoint_every", "epsilons")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A trained network with the test samples that it is measured on."""
+
+    model: nn.Module
+    network: Network
+    x: Tensor
+    y: Tensor
+    recipe: Recipe | None = None
+
+    def model_logits(self, x: Tensor) -> Tensor:
+        """Return what the model itself computes, in its own dtype."""
+        logits: Tensor = self.model(x)
+        return logits
+
+
+def experiment_recipe(name: str) -> Recipe:
+    """Return a recipe of the experiments by its name.
+
+    >>> experiment_recipe("6f-ccrc").weight_step
+    0.05
+
+    Raises:
+        InvalidInput: if there is none.
+    """
+    if name not in experiment_recipes():
+        raise InvalidInput(f"The experiments have no recipe {name!r}. There are {', '.join(experiment_recipes())}.")
+    file = resources.files("curvcert.experiments") / "recipes" / f"{name}.toml"
+    return recipe_from_dict(tomllib.loads(file.read_text(encoding="utf-8")), f"The recipe {name}")
+
+
+def experiment_recipes() -> list[str]:
+    """Return the names of the recipes of the experiments.
+
+    >>> "6c2f-ours" in experiment_recipes()
+    True
+    """
+    folder = resources.files("curvcert.experiments") / "recipes"
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+
+
+def on_digits(recipe: Recipe) -> Recipe:
+    """Return the recipe made small: the same loss, two epochs on the embedded digits.
+
+    >>> on_digits(experiment_recipe("6f-ours")).architecture
+    'digits'
+    """
+    small = {"data": "digits", "architecture": "digits", "epochs": "2", "batch_size": "256", "crop": "1"}
+    off = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), "0")
+    return recipe.updated({**small, **off, "learning_rate": "1e-2", "evaluate_samples": "20", "evaluate_every": "2"})
+
+
+def trained(recipe: Recipe, options: Options) -> nn.Module:
+    """Return the model of a recipe: read from OUT/models if it is there, else trained, going on where a run stopped.
+
+    Raises:
+        InvalidInput: if the folder holds the model of another recipe.
+    """
+    folder = model_folder(recipe, options.out)
+    path = folder / "model.safetensors"
+    if path.is_file():
+        model, made_by = load_model(path)
+        ours, theirs = recipe.as_dict(), made_by.as_dict()
+        for name in ours.keys() - set(_MAY_DIFFER):
+            if ours[name] != theirs[name]:
+                raise InvalidInput(
+                    f"{path} was trained with {name} = {theirs[name]!r}, the recipe has {ours[name]!r}. "
+                    "Choose another --out, or move the model away."
+                )
+        return model.to(options.device)
+    options.say(f"training {folder.name}")
+    result = train(
+        recipe,
+        folder,
+        resume=True,
+        device=options.device,
+        data_folder=options.data_folder,
+        certify_samples=2 if options.quick else _CERTIFIED_AT_ONCE,
+        console=Console(stderr=True, quiet=options.quick),
+    )
+    return result.model.eval()
+
+
+def model_folder(recipe: Recipe, out: Path) -> Path:
+    """Return where the model of a recipe is kept.
+
+    >>> model_folder(experiment_recipe("6f-ours"), Path("runs")).as_posix()
+    'runs/models/6F-certified-margin-300-seed0'
+    """
+    return out / "models" / f"{recipe.architecture}-{recipe.loss}-{recipe.epochs}-seed{recipe.seed}"
+
+
+def with_options(recipe: Recipe, options: Options, seed: int | None = None) -> Recipe:
+    """Return the recipe as the options change it: epochs, seed, and the small version of a quick run."""
+    recipe = on_digits(recipe) if options.quick else recipe
+    changes = {"seed": str(options.seed if seed is None else seed)}
+    if options.epochs is not None:
+        changes["epochs"] = str(options.epochs)
+    return recipe.updated(changes)
+
+
+def subject(recipe: Recipe, options: Options) -> Subject:
+    """Return the trained model of a recipe with its test set, or the first samples of it."""
+    model = trained(recipe, options)
+    data = load(recipe.data, "test", options.data_folder)
+    count = options.samples or (_QUICK_SAMPLES if options.quick else len(data))
+    x, y = data.as_float64()[:count].to(options.device), data.labels[:count].to(options.device)
+    return Subject(model, trace(model, x[:1].to(next(model.parameters()).dtype)), x, y, recipe)
+
+
+def small_dense(depth: int, options: Options, width: int = 16) -> Subject:
+    """Return a small dense network of `depth` layers, trained on the digits for a second: for quick runs."""
+    return fitted(lambda: dense(64, (width,) * (depth - 1)), options)
+
+
+def fitted(make: Callable[[], nn.Module], options: Options, steps: int = 40) -> Subject:
+    """Return a network for the digits after a few steps of plain training."""
+    digits, test = load("digits", "train"), load("digits", "test")
+    count = options.samples or _QUICK_SAMPLES
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        model = make()
+    x, y = digits.as_float64().float(), digits.labels
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    model = model.requires_grad_(False).eval().to(options.device)
+    inputs, labels = test.as_float64()[:count].to(options.device), test.labels[:count].to(options.device)
+    return Subject(model, trace(model, inputs[:1].float()), inputs, labels)

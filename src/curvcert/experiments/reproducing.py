@@ -1,0 +1,67 @@
+"""Running an experiment: the record, its arrays and its picture below OUT, and a copy among the results."""
+
+import shutil
+from pathlib import Path
+
+from curvcert.errors import InvalidInput
+from curvcert.experiments.experiment import Experiment, Options
+from curvcert.results import Record
+
+
+def reproduce(experiment: Experiment, options: Options, results: Path | None = None) -> Record:
+    """Run an experiment, write OUT/NAME.json, .npz and .png, and copy the first two to `results` if it is given.
+
+    >>> import tempfile
+    >>> from curvcert.experiments.tanh_anchor import TANH_ANCHOR
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record = reproduce(TANH_ANCHOR, Options(Path(folder), quick=True))
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['tanh-anchor.json', 'tanh-anchor.npz', 'tanh-anchor.png']
+    >>> record.figures["holds"]
+    True
+
+    Raises:
+        InvalidInput: if a quick run is to be kept among the results.
+    """
+    if options.quick and results is not None:
+        raise InvalidInput("A quick run checks the pipeline, never the figures: it is not kept among the results.")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"Cannot write into {options.out}: {error}. Choose another folder.") from error
+    record = experiment.run(options)
+    record.write(record_path(options.out, experiment.name))
+    experiment.draw(record, options.out / f"{experiment.name}.png")
+    if results is not None:
+        keep(experiment, options.out, results)
+    return record
+
+
+def keep(experiment: Experiment, out: Path, results: Path) -> None:
+    """Copy a record, its arrays and its rows to the results."""
+    results.mkdir(parents=True, exist_ok=True)
+    for file in (record_path(out, experiment.name), out / f"{experiment.name}.npz"):
+        if file.is_file():
+            shutil.copyfile(file, results / file.name)
+    rows = out / experiment.name
+    if rows.is_dir():
+        shutil.copytree(rows, results / experiment.name, dirs_exist_ok=True)
+
+
+def record_path(folder: Path, name: str) -> Path:
+    """Return where the record of an experiment is kept.
+
+    >>> record_path(Path("results"), "table1").as_posix()
+    'results/table1.json'
+    """
+    return folder / f"{name}.json"
+
+
+def read_record(folder: Path | str, name: str) -> Record | None:
+    """Return the record of an experiment, or None where it has not been measured.
+
+    >>> read_record("no-such-folder", "table1") is None
+    True
+    """
+    path = record_path(Path(folder), name)
+    return Record.read(path) if path.is_file() else None

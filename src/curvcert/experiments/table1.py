@@ -1,0 +1,315 @@
+"""Table 1: clean and certified accuracy on CIFAR-10, model by model, method by method, certificate by certificate.
+
+Claim: for each architecture the certified-margin loss, soundly certified, is above the paper's CCRC row at all three
+radii; and the paper's own rows are shown with sound norms.
+Hardware: one accelerator; the record says which.
+Trials: two seeds for the rows that are claims, one for the others.  All 10,000 test images, l2.
+
+Every row is a file below OUT/table1, written as it is made: what is there is not made again, so that the work can be
+split into many calls, `--rows 6F/ours` and so on.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from curvcert.certificates import certify
+from curvcert.errors import InvalidInput
+from curvcert.experiments.certificates_of_the_paper import (
+    ANCHORED_CHEAPLY,
+    ANCHORED_SUBSET,
+    ANCHORED_WIDTH,
+    paper_radii,
+    widest_layer,
+)
+from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, panels
+from curvcert.experiments.experiment import (
+    RADII,
+    Experiment,
+    Options,
+    load_arrays,
+    make_record,
+    percent,
+    save_arrays,
+)
+from curvcert.experiments.models import Subject, experiment_recipe, model_folder, subject, with_options
+from curvcert.experiments.paper_numbers import TABLE_1
+from curvcert.experiments.searching import require_consistent, searched_distances
+from curvcert.results import Record
+from curvcert.training import Recipe
+
+NAME = "table1"
+RECIPES: dict[tuple[str, str], str] = {
+    ("6C2F", "Standard"): "6c2f-standard",
+    ("6C2F", "CRM"): "6c2f-crm",
+    ("6C2F", "CCRC"): "6c2f-ccrc",
+    ("6C2F", "ours"): "6c2f-ours",
+    ("Lip-3C1F", "SLL"): "lip-3c1f-sll",
+    ("Lip-3C1F", "SLL+CCRC"): "lip-3c1f-sll-ccrc",
+    ("Lip-3C1F", "ours"): "lip-3c1f-ours",
+    ("6F", "Standard"): "6f-standard",
+    ("6F", "CRM"): "6f-crm",
+    ("6F", "CCRC"): "6f-ccrc",
+    ("6F", "ours"): "6f-ours",
+}
+"""The recipe of every model and method."""
+
+CLAIMS = ("CCRC", "SLL+CCRC", "ours")
+"""The methods whose rows are claims: two seeds."""
+
+CERTIFICATES = ("paper-global", "paper-anchored", "best")
+"""The paper's bound with sound norms, its anchored bound likewise, and our best sound certificate."""
+
+_QUICK = ("CCRC", "ours")
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One row: what is trained, from which seed, and how it is certified.
+
+    >>> Row("6F", "ours", 0, "best").name
+    '6F/ours/0/best'
+    """
+
+    model: str
+    method: str
+    seed: int
+    certificate: str
+
+    @property
+    def name(self) -> str:
+        """What `--rows` calls it."""
+        return f"{self.model}/{self.method}/{self.seed}/{self.certificate}"
+
+    @property
+    def file(self) -> str:
+        """The name of its file, without ending."""
+        return self.name.replace("/", "-")
+
+
+def all_rows(quick: bool = False) -> list[Row]:
+    """Return every row of the table; in a quick run those of a small network on the digits.
+
+    >>> len(all_rows()), len(all_rows(quick=True))
+    (51, 6)
+    """
+    if quick:
+        return [Row("digits", method, 0, certificate) for method in _QUICK for certificate in CERTIFICATES]
+    return [
+        Row(model, method, seed, certificate)
+        for model, method in RECIPES
+        for seed in ((0, 1) if method in CLAIMS else (0,))
+        for certificate in CERTIFICATES
+    ]
+
+
+def chosen_rows(patterns: tuple[str, ...], quick: bool = False) -> list[Row]:
+    """Return the rows that a pattern names: MODEL/METHOD/SEED/CERTIFICATE, * for any, what is left out is any.
+
+    >>> [row.name for row in chosen_rows(("6F/ours/0",))]
+    ['6F/ours/0/paper-global', '6F/ours/0/paper-anchored', '6F/ours/0/best']
+
+    Raises:
+        InvalidInput: if a pattern names no row.
+    """
+    rows = all_rows(quick)
+    if not patterns:
+        return rows
+    found: list[Row] = []
+    for pattern in patterns:
+        parts = (pattern.split("/") + ["*"] * 4)[:4]
+        named = [row for row in rows if fnmatchcase(row.name, "/".join(part or "*" for part in parts))]
+        if not named:
+            models = ", ".join(dict.fromkeys(f"{row.model}/{row.method}" for row in rows))
+            raise InvalidInput(
+                f"--rows {pattern!r} names no row. Write MODEL/METHOD/SEED/CERTIFICATE, with * for any: {models}; "
+                f"seeds 0 and 1; {', '.join(CERTIFICATES)}."
+            )
+        found += [row for row in named if row not in found]
+    return found
+
+
+def row_recipe(row: Row, options: Options) -> Recipe:
+    """Return what the row's network is trained by."""
+    model = "6F" if row.model == "digits" else row.model
+    return with_options(experiment_recipe(RECIPES[model, row.method]), options, row.seed)
+
+
+def run(options: Options) -> Record:
+    """Make the chosen rows that are not there yet, and return the table of all that are."""
+    folder = options.out / NAME
+    for recipe, rows in _by_model(chosen_rows(options.rows, options.quick), options):
+        todo = [row for row in rows if not _is_made(folder / f"{row.file}.json", recipe, options)]
+        if not todo:
+            continue
+        measured = subject(recipe, options)
+        distance = _searched(measured, recipe, options)
+        for row in todo:
+            options.say(f"certifying {row.name}")
+            _write_row(row, measured, recipe, distance, options)
+    made, skipped = collected(folder, options.quick)
+    config = {"rows_asked_for": list(options.rows), "radii": RADII, "norm": "l2"}
+    return make_record(NAME, options, config, {"rows": made, "skipped": skipped}, _rows_words(options))
+
+
+def _is_made(path: Path, recipe: Recipe, options: Options) -> bool:
+    """Tell whether a row is there; one of another recipe or other samples is refused, not overwritten.
+
+    Where no epochs are asked for, whatever number a row was made with is right.
+    """
+    if not path.is_file():
+        return False
+    config = Record.read(path).config
+    kept = {"samples": config["samples"], **config["recipe"]}
+    asked = {"samples": options.samples, **recipe.as_dict()}
+    may_differ = () if options.epochs else ("epochs",)
+    for name in asked.keys() - set(may_differ):
+        if kept.get(name) != asked[name]:
+            raise InvalidInput(
+                f"{path} is a row with {name} = {kept.get(name)!r}, this run has {asked[name]!r}. Choose another "
+                "--out, or move the row away."
+            )
+    return True
+
+
+def _rows_words(options: Options) -> str:
+    return " ".join(f"--rows '{pattern}'" for pattern in options.rows)
+
+
+def _by_model(rows: list[Row], options: Options) -> Iterator[tuple[Recipe, list[Row]]]:
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.model, row.method, row.seed), []).append(row)
+    for group in groups.values():
+        yield row_recipe(group[0], options), group
+
+
+def _searched(measured: Subject, recipe: Recipe, options: Options) -> Tensor:
+    """Return the distances that PGD found, from the model's folder where they are known."""
+    path = model_folder(recipe, options.out) / f"pgd-{len(measured.x)}.npz"
+    if not path.is_file():
+        options.say("searching by PGD")
+        steps, restarts = (5, 1) if options.quick else (50, 2)
+        distance = searched_distances(measured, list(RADII.values()), steps, restarts, options.seed)
+        save_arrays(path, {"distance": distance.cpu().numpy()})
+    return torch.from_numpy(load_arrays(path)["distance"]).to(measured.x.device)
+
+
+def _write_row(row: Row, measured: Subject, recipe: Recipe, distance: Tensor, options: Options) -> None:
+    folder, begun = options.out / NAME, time.perf_counter()
+    reason = _reason_to_skip(row, measured)
+    named = {"model": row.model, "method": row.method, "certificate": row.certificate, "seed": row.seed}
+    named |= {"epochs": recipe.epochs}
+    config = {"recipe": recipe.as_dict(), "norm": "l2"}
+    if reason is not None:
+        figures: dict[str, Any] = {**named, "skipped": reason}
+        _row_record(row, options, config, figures).write(folder / f"{row.file}.json")
+        return
+    measured, subset = _subset(row, measured)
+    distance = distance[: len(measured.x)]
+    arrays = _certified(row, measured)
+    radius, correct = (torch.from_numpy(arrays[key]).to(distance.device) for key in ("radius", "correct"))
+    require_consistent(radius, correct, distance)
+    broken = torch.minimum(distance, torch.from_numpy(arrays["witness_distance"]).to(distance.device))
+    save_arrays(folder / f"{row.file}.npz", {**arrays, "pgd_distance": distance.cpu().numpy()})
+    figures = {
+        **named,
+        "samples": len(radius),
+        "clean": percent(float(correct.double().mean())),
+        "certified": {name: percent(float((correct & (radius >= r)).double().mean())) for name, r in RADII.items()},
+        "attacked": {name: percent(float((correct & (broken > r)).double().mean())) for name, r in RADII.items()},
+        "median_radius": float(radius.median()),
+        "seconds": round(time.perf_counter() - begun, 2),
+        "arrays": f"{NAME}/{row.file}.npz",
+        **subset,
+    }
+    _row_record(row, options, config, figures).write(folder / f"{row.file}.json")
+
+
+def _row_record(row: Row, options: Options, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Record:
+    """Return the record of one row; its seed is the row's."""
+    return replace(make_record(NAME, options, config, figures, f"--rows '{row.name}'"), seed=row.seed)
+
+
+def _reason_to_skip(row: Row, measured: Subject) -> str | None:
+    widest = widest_layer(measured.network)
+    if row.certificate == "paper-anchored" and widest > ANCHORED_WIDTH:
+        return f"anchored constants need a matrix a sample: a layer of {widest} neurons, over {ANCHORED_WIDTH}"
+    return None
+
+
+def _subset(row: Row, measured: Subject) -> tuple[Subject, dict[str, str]]:
+    """Return the samples that a row is measured on, and what the record says where these are not all."""
+    widest, count = widest_layer(measured.network), len(measured.x)
+    if row.certificate != "paper-anchored" or widest <= ANCHORED_CHEAPLY or count <= ANCHORED_SUBSET:
+        return measured, {}
+    first = replace(measured, x=measured.x[:ANCHORED_SUBSET], y=measured.y[:ANCHORED_SUBSET])
+    reason = f"a layer of {widest} neurons, over {ANCHORED_CHEAPLY}: an eigenvalue problem a sample and layer"
+    return first, {"subset": f"the first {ANCHORED_SUBSET} test samples, and percent of these: {reason}"}
+
+
+def _certified(row: Row, measured: Subject) -> dict[str, Any]:
+    """Return the radii of the row's certificate, which samples are correct, and how far its witnesses are."""
+    if row.certificate == "best":
+        epsilons = tuple(RADII.values())
+        certificate = certify(measured.network, measured.x, measured.y, epsilons=epsilons, progress=False)
+        found = (certificate.radius, certificate.correct, certificate.attack_radius)
+    else:
+        radius, correct = paper_radii(measured, anchored=row.certificate == "paper-anchored")
+        found = (radius, correct, torch.where(correct, torch.inf, 0.0).to(radius))
+    return {
+        name: value.cpu().numpy() for name, value in zip(("radius", "correct", "witness_distance"), found, strict=True)
+    }
+
+
+def collected(folder: Path, quick: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows that were made, in the table's order, and those that were skipped with the reason."""
+    made: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    for row in all_rows(quick):
+        path = folder / f"{row.file}.json"
+        if path.is_file():
+            figures = Record.read(path).figures
+            (skipped if "skipped" in figures else made).append(figures)
+    return made, skipped
+
+
+def draw(record: Record, path: Path) -> None:
+    """Draw certified accuracy against the radius: our best certificate of every method, and the paper's numbers."""
+    rows = [row for row in record.figures["rows"] if row["certificate"] == "best" and row["seed"] == 0]
+    models = list(dict.fromkeys(row["model"] for row in rows)) or ["6F"]
+    colours = {"Standard": GREY, "CRM": PURPLE, "SLL": GREEN, "CCRC": ORANGE, "SLL+CCRC": ORANGE, "ours": BLUE}
+    at = [0.0, *RADII.values()]
+    figure, axes = panels(len(models))
+    for axis, model in zip(axes, models, strict=True):
+        for row in rows:
+            if row["model"] == model:
+                axis.plot(at, _line(row), "o-", color=colours[row["method"]], ms=4, label=row["method"])
+        for (of, method), values in TABLE_1.items():
+            if of == model:
+                axis.plot(at, values, "x:", color=colours[method], ms=5, label=f"{method}, as the paper reports it")
+        axis.set_title(model)
+        axis.set_xlabel("radius (l2)")
+        axis.set_ylim(0, 100 if model == "digits" else 85)
+    axes[0].set_ylabel("certified accuracy, %")
+    finish(figure, axes, path)
+
+
+def _line(row: Mapping[str, Any]) -> list[float]:
+    return [row["clean"], *(row["certified"][name] for name in RADII)]
+
+
+TABLE1 = Experiment(
+    NAME,
+    "For each architecture the certified-margin loss certifies more than the paper's CCRC at all three radii, soundly.",
+    "Table 1",
+    run,
+    draw,
+)
