@@ -46,6 +46,7 @@ figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.certificate_pictures
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
+	$(BIN)/python -m benchmarks.report_pictures
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

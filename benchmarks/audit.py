@@ -3,10 +3,10 @@
 Claim: no violation among at least 10^6 checks, among them 2,000 networks, 10^5 ascended Hessians and 2 x 10^5 attacked
 radii.  A check is one value of a bound, or one radius or witness, compared with one ascended or attacked
 value; a radius counts as attacked once, whatever the number of starts.
-Hardware: whatever it runs on; the record says which.  One core.
+Hardware: whatever it runs on; the record says which.  Each process takes one core.
 Trials: networks 0, 1, 2 ... of the seed until the budget is reached.
 
-    python -m benchmarks.audit [--networks 2000] [--checks 1000000] [--seed 0] [--quick]
+    python -m benchmarks.audit [--networks 2000] [--checks 1000000] [--seed 0] [--workers 2] [--quick]
 """
 
 import argparse

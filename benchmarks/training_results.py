@@ -52,7 +52,7 @@ def main() -> None:
     for recipe in options.recipes:
         figures[recipe] = measured(recipe, options.data, options.device)
         Console().print(recipe, figures[recipe]["clean"], figures[recipe]["certified"])
-    write_record(NAME, "python -m benchmarks.training_results", 0, {"recipes": sorted(figures)}, figures)
+        write_record(NAME, "python -m benchmarks.training_results", 0, {"recipes": sorted(figures)}, figures)
 
 
 if __name__ == "__main__":
