@@ -44,7 +44,7 @@ def demo(
 
     A quick look, with the report elsewhere:
 
-        curvcert demo --samples 20 --out /tmp/look
+        curvcert demo --samples 20 --out look
     """
     output = Output(json, quiet)
     out.mkdir(parents=True, exist_ok=True)
