@@ -64,8 +64,10 @@ class Runner:
 
 
 def command(*words: object) -> list[str]:
-    """Return the command line as a process of its own is started."""
-    return [sys.executable, "-m", "curvcert", *(str(word) for word in words)]
+    """Return the command line as a process of its own is started: the installed command, where there is one."""
+    script = Path(sys.executable).with_name("curvcert")
+    start = [str(script)] if script.is_file() else [sys.executable, "-m", "curvcert"]
+    return [*start, *(str(word) for word in words)]
 
 
 def environment() -> dict[str, str]:
