@@ -39,7 +39,7 @@ def steps(widths: tuple[int, ...], batch: int) -> dict[str, Callable[[], None]]:
 
         def run() -> None:
             optimiser.zero_grad(set_to_none=True)
-            objective(model, x, y, weight=WEIGHT).loss.backward()
+            objective(model, x, y, weight=WEIGHT).backward()
             optimiser.step()
 
         return run

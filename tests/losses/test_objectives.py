@@ -197,3 +197,16 @@ def test_a_model_without_a_curvature_constant_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(UnsupportedActivation, match="relu"):
         CurvatureRegulariser(model, torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("nu", [0.0, 1.0])
+def test_backward_part_by_part_is_that_of_the_sum(nu: float) -> None:
+    x, y = torch.rand(5, 4, dtype=F64), torch.tensor([0, 1, 2, 0, 1])
+    found = []
+    for by_parts in (True, False):
+        model = dense()
+        objective = CurvatureRegularised(Constants(model, x[:1], steps=50), nu=nu)(model, x, y, weight=0.3)
+        objective.backward() if by_parts else objective.loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-14)

@@ -12,7 +12,7 @@ takes a few dozen small operations instead of hundreds, which is what counts on 
 for a certificate.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -135,15 +135,17 @@ class ChainConstants(nn.Module):
     def forward(self) -> "ChainStep":
         """Take a step of all power iterations and return the constants of the weights as they are now."""
         self.stack.refine(self.steps - 1)
-        return ChainStep(self, self.stack())
+        matrices = [_matrix(op) for op in self.chain.maps]
+        norms, longest = self.stack.with_longest_rows([*matrices, None])
+        return ChainStep(self, norms, longest[:-1])
 
 
 class ChainStep:
     """The constants at one step, each computed when it is first asked for; all share one set of norms."""
 
-    def __init__(self, owner: ChainConstants, norms: Tensor) -> None:
-        """Read constants from the norms of all intervals."""
-        self._owner, self._chain = owner, owner.chain
+    def __init__(self, owner: ChainConstants, norms: Tensor, longest: Sequence[Tensor | None]) -> None:
+        """Read constants from the norms of all intervals, and from the longest rows of the dense layers."""
+        self._owner, self._chain, self._longest = owner, owner.chain, longest
         self._norms = torch.cat([norms, norms.new_ones(1)])
         self._layer = self._norms[self._get("_diagonal")]
 
@@ -229,7 +231,9 @@ class ChainStep:
     @cached_property
     def _omega(self) -> Tensor:
         """Bounds on the curvature of x -> Phi(W x) over c, one a layer."""
-        longest = torch.stack([_longest_row(op) for op in self._chain.maps])
+        longest = torch.stack(
+            [_longest_row(op) if row is None else row for op, row in zip(self._chain.maps, self._longest, strict=True)]
+        )
         omega = self._layer[:-1] * longest
         if self._owner.block_bound == "product":
             return omega
@@ -304,11 +308,7 @@ def _matrix(op: AbstractLinearMap) -> Tensor | None:
 
 def _longest_row(op: AbstractLinearMap) -> Tensor:
     """Return the length of the longest row; a convolution's border counts like its interior."""
-    matrix = _matrix(op)
-    if matrix is None and isinstance(op, Conv2d):
-        matrix = op.weight.flatten(1)
-    if matrix is None:
-        matrix = op.as_matrix()
+    matrix = op.weight.flatten(1) if isinstance(op, Conv2d) else op.as_matrix()
     with torch.no_grad():
         longest = torch.linalg.vector_norm(matrix, dim=1).argmax()[None]
     # The gradient lies in that row alone.

@@ -27,11 +27,23 @@ Gradients = Literal["all", "runner-up"]
 @final
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The value of an objective at one batch, with what a person wants to see beside it."""
+    """The value of an objective at one batch, with what a person wants to see beside it.
+
+    `parts`, if there are any, sum to the loss and share nothing but the weights.
+    """
 
     loss: Tensor
     logits: Tensor
     curvature: Tensor | None = None
+    parts: tuple[Tensor, ...] = ()
+
+    def backward(self) -> None:
+        """Add the gradient of the loss to the parameters', as `loss.backward()` does, and part by part.
+
+        Each part's gradient is then added in place; in one pass torch would add the parts' into fresh memory.
+        """
+        for part in self.parts or (self.loss,):
+            part.backward()
 
 
 class AbstractObjective(nn.Module, ABC):
@@ -96,8 +108,9 @@ class CurvatureRegularised(AbstractObjective):
             margin = lipschitz_margin(self.nu, now.lipschitz.to(x.dtype)) if self.nu else 0.0
         logits = model(x)
         rejoin(x.device)
-        loss = margin_cross_entropy(logits, y, self.tau, margin) + weight * K
-        return Objective(loss, logits, K.detach())
+        parts = (weight * K, margin_cross_entropy(logits, y, self.tau, margin))
+        # The margin hangs on the same norms as K: then the two are differentiated together.
+        return Objective(parts[0] + parts[1], logits, K.detach(), () if self.nu else parts)
 
 
 @final

@@ -45,17 +45,25 @@ class StackedNorms(nn.Module):
 
     def forward(self) -> Tensor:
         """Take one step for all intervals and return their norms, differentiable in the weights of the maps."""
-        images, lengths, directions = self._forward()
+        return self.with_longest_rows([None] * len(self.maps))[0]
+
+    def with_longest_rows(self, matrices: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor | None]]:
+        """Return the norms and, for maps whose matrix is given, the length of its longest row.
+
+        The row's gradient is one more rank-one term, so it rides along in the product of the norms'.
+        """
+        rows = [None if matrix is None else _longest_row(matrix) for matrix in matrices]
+        images, lengths, directions, longest = self._forward(rows)
         sums = self._backward(images, directions)
         # Every map of an interval gives the same number, with the gradient in its own weights.
         total = self._buffer("_members") @ torch.cat(sums)
-        return torch.cat(lengths) + (total - total.detach())
+        return torch.cat(lengths) + (total - total.detach()), longest
 
     @torch.no_grad()
     def refine(self, steps: int) -> None:
         """Take steps without a value."""
         for _ in range(steps):
-            images, _, directions = self._forward()
+            images, _, directions, _ = self._forward([None] * len(self.maps))
             self._backward(images, directions)
 
     @torch.no_grad()
@@ -69,21 +77,29 @@ class StackedNorms(nn.Module):
         assert isinstance(found, Tensor)
         return found
 
-    def _forward(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return, for every map, the grid of images, and the lengths and directions of those that end there."""
+    def _forward(
+        self, rows: Sequence[tuple[Tensor, Tensor] | None]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor | None]]:
+        """Return, for every map, the images, lengths and directions of those that end there, and a row's length."""
         images: list[Tensor] = []
         lengths: list[Tensor] = []
         directions: list[Tensor] = []
-        for k, op in enumerate(self.maps):
+        longest: list[Tensor | None] = []
+        for k, (op, row) in enumerate(zip(self.maps, rows, strict=True)):
             start = self._buffer(f"start_{k}")[:, None]
             x = start.clone() if k == 0 else torch.cat([images[-1][1:].detach(), start], dim=1)
-            y = op.apply(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            flat = x.flatten(0, 1)
+            if row is not None:
+                flat = torch.cat([flat, row[1].reshape(1, *op.in_shape)])
+            y = op.apply(flat)
+            longest.append(None if row is None else y[-1].flatten().index_select(0, row[0]).sum())
+            y = y[: x.shape[0] * x.shape[1]].unflatten(0, x.shape[:2])
             with torch.no_grad():
                 length, direction = _units(y[0])
             images.append(y)
             lengths.append(length)
             directions.append(direction)
-        return images, lengths, directions
+        return images, lengths, directions, longest
 
     def _backward(self, images: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
         """Send the vectors back, keep where they arrive, and return u' A v, differentiable, for every cell."""
@@ -98,6 +114,14 @@ class StackedNorms(nn.Module):
                 returning = back[:, :k]
             sums.append((left * images[k]).flatten(2).sum(dim=2).flatten())
         return sums[::-1]
+
+
+@torch.no_grad()
+def _longest_row(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place of the longest row, and the row made a unit."""
+    lengths = torch.linalg.vector_norm(matrix, dim=1)
+    place = lengths.argmax()[None]
+    return place, _units(matrix.index_select(0, place))[1][0]
 
 
 def _units(x: Tensor) -> tuple[Tensor, Tensor]:

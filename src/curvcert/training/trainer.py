@@ -101,7 +101,7 @@ class Trainer:
         self._rate.copy_(_cosine(progress, self.recipe.learning_rate, self.recipe.final_learning_rate))
         self._optimiser.zero_grad(set_to_none=True)
         found = self.objective(self.model, x, y, progress, self.multiplier.value)
-        found.loss.backward()
+        found.backward()
         if self.recipe.clip:
             nn.utils.clip_grad_norm_(self._parameters, self.recipe.clip)
         self._optimiser.step()

@@ -1,0 +1,49 @@
+"""The figures that pages quote are those of the records."""
+
+from pathlib import Path
+
+import pytest
+
+from curvcert.results import Record
+
+ROOT = Path(__file__).parents[1]
+TRAINED = Record.read(ROOT / "results/training.json").figures
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def row(recipe: str) -> str:
+    """Return the line of a table that a recipe's record gives."""
+    found = TRAINED[recipe]
+    shares = (found["clean"], *found["certified"].values())
+    return f"| `{recipe}` | " + " | ".join(f"{100 * share:.1f}" for share in shares) + " |"
+
+
+@pytest.mark.parametrize("recipe", sorted(TRAINED))
+def test_the_training_tables_hold_the_record(recipe: str) -> None:
+    assert row(recipe) in (ROOT / "docs/train.md").read_text(encoding="utf-8")
+
+
+def test_plain_training_certifies_less_at_every_radius() -> None:
+    ours, plain = (TRAINED[name]["certified"] for name in ("digits", "digits-standard"))
+    assert ours.keys() == plain.keys()
+    assert all(ours[eps] > plain[eps] for eps in ours)
+
+
+def test_the_readme_quotes_mnist() -> None:
+    found = TRAINED["mnist-6f"]
+    assert f"{100 * found['clean']:.1f}% accurate" in README
+    assert f"on {100 * found['certified']['0.5']:.1f}%" in README
+
+
+def test_the_readme_quotes_the_local_certificate() -> None:
+    networks = Record.read(ROOT / "results/shell.json").figures["networks"]
+    ratios = {n["training"]: n["median_of_local_over_paper"] for n in networks if n["network"] == "784-100^5-10"}
+    assert f"{ratios['standard']:.2f} times the paper's" in README
+    assert f"{ratios['regularised']:.2f} times on a curvature-trained one" in README
+
+
+def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
+    audit = Record.read(ROOT / "results/audit.json").figures
+    assert audit["violations"] == 0
+    assert f"{audit['checks']:,} checks" in README
+    assert f"{audit['networks']:,} random networks" in README
