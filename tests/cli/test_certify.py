@@ -190,6 +190,8 @@ def stopped(folder: Path, how: signal.Signals, after: int, *words: object) -> tu
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A job in the background inherits that Ctrl-C is ignored; a person's terminal does not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 120
         while len(list((folder / "out").glob("parts/part-*"))) < after:
