@@ -15,6 +15,9 @@ UNIT_ROUNDOFF = 2.0**-53
 TINY = 2.0**-1000
 """An absolute term that dwarfs anything lost to gradual underflow in the sizes we meet."""
 
+_LARGE = 2**22
+"""Numbers that an accelerator reads in about the time that it takes to answer."""
+
 RECURSION_SLACK = 2.0**-40
 """Relative slack for sums and products of at most 2**12 nonnegative factors."""
 
@@ -76,13 +79,42 @@ def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:
     >>> 5.0 <= float(norm_upper_bound_of_vectors(torch.tensor([3.0, 4.0], dtype=torch.float64), 2, 0)) < 5.000001
     True
     """
+    if x.shape[dim] == 0:
+        return x.abs().sum(dim)
+    relative = gamma(x.shape[dim] + 64)
+    if p == 2 and _may_look(x):
+        plain = squares_in_range(x, dim)
+        if plain is not None:
+            return inflate(plain, relative)
     size = x.abs()
-    if size.shape[dim] == 0:
-        return size.sum(dim)
     peak = size.amax(dim=dim, keepdim=True)
     if p == torch.inf:
         return peak.squeeze(dim)
-    safe = torch.where(peak > 0, peak, torch.ones_like(peak))
     # Entries below the underflow threshold, relative to the largest, are far below one unit roundoff.
-    total = (size / safe).pow(p).sum(dim=dim)
-    return inflate(total.pow(1.0 / p) * peak.squeeze(dim), gamma(size.shape[dim] + 64))
+    scaled = size / torch.where(peak > 0, peak, 1.0)
+    length = torch.linalg.vector_norm(scaled, dim=dim) if p == 2 else scaled.pow(p).sum(dim=dim).pow(1.0 / p)
+    return inflate(length * peak.squeeze(dim), relative)
+
+
+def _may_look(x: Tensor) -> bool:
+    """Tell whether the numbers may decide what is computed: not in a gradient, nor where it costs more to wait."""
+    waits = x.device.type == "cuda" and x.numel() >= _LARGE
+    return x.dtype == torch.float64 and not torch.is_grad_enabled() and (waits or x.device.type == "cpu")
+
+
+def squares_in_range(x: Tensor, dim: int) -> Tensor | None:
+    """Return the 2-norms as computed without scaling, or None where squares may have left the range of floats.
+
+    A norm between 2**-400 and 2**400 has lost no more than a part in 2**200 to underflow; one of 0 is that of zeros.
+
+    >>> squares_in_range(torch.tensor([3.0, 4.0], dtype=torch.float64), 0)
+    tensor(5., dtype=torch.float64)
+    >>> squares_in_range(torch.tensor([3e-200, 4e-200], dtype=torch.float64), 0) is None
+    True
+    """
+    norms: Tensor = torch.linalg.vector_norm(x, dim=dim)
+    ordinary = (norms > 2.0**-400) & (norms < 2.0**400)
+    if bool(ordinary.all()):
+        return norms
+    peaks = torch.linalg.vector_norm(x, torch.inf, dim=dim)
+    return norms if bool((ordinary | (peaks == 0)).all()) else None

@@ -11,6 +11,8 @@ from curvcert.bounds.lipschitz import lipschitz
 from curvcert.certificates import certify
 from curvcert.network import Network, trace
 from curvcert.operators import Conv2d, Dense, norm_upper_bound
+from curvcert.operators.conv import folds
+from curvcert.operators.verified import largest_eigenvalues_upper_bound
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +30,7 @@ def network() -> Network:
     return trace(model.eval(), torch.zeros(1, 1, 8, 8))
 
 
-@pytest.mark.parametrize("n", [5, 64, 300])
+@pytest.mark.parametrize("n", [5, 64, 300, 700])
 def test_norms_are_upper_bounds_there_too(n: int) -> None:
     W = torch.randn(n, 2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     truth = float(torch.linalg.svdvals(W)[0])
@@ -36,6 +38,26 @@ def test_norms_are_upper_bounds_there_too(n: int) -> None:
     K = torch.randn(4, 3, 3, 3, dtype=torch.float64)
     here, there = (norm_upper_bound(Conv2d(k, (3, 9, 9), padding=((1, 1), (1, 1)))) for k in (K, K.cuda()))
     assert math.isclose(float(here), float(there), rel_tol=1e-8)
+
+
+@pytest.mark.parametrize("n", [1, 20, 100, 300])
+def test_eigenvalues_of_a_batch_are_bounded_there_too(n: int) -> None:
+    W = torch.randn(5, n, n + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    W[1], W[2] = 0.0, 1e-100 * W[2]
+    truth = torch.linalg.eigvalsh(W @ W.mT).amax(dim=1)
+    bounds = largest_eigenvalues_upper_bound((W @ W.mT).cuda(), torch.zeros(5, dtype=torch.float64).cuda()).cpu()
+    assert bool((bounds >= truth * (1 - 1e-13)).all())
+    assert bool((bounds <= truth * (1 + 1e-5) + 1e-30 * (truth == 0)).all())
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular"])
+def test_the_adjoint_of_a_convolution_is_the_same_there(mode: str) -> None:
+    K, y = torch.randn(4, 3, 3, 2, dtype=torch.float64), torch.randn(6, 4, 5, 8, dtype=torch.float64)
+    conv = Conv2d(K, (3, 10, 9), (2, 1), ((1, 0), (0, 0)), padding_mode=mode)  # type: ignore[arg-type]
+    there = conv.to(device="cuda")
+    assert folds(there)
+    assert not folds(conv)
+    torch.testing.assert_close(there.adjoint(y.cuda()).cpu(), conv.adjoint(y), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])

@@ -1,5 +1,6 @@
 """A saved certificate: the same when loaded, whole or not written, and refused when it cannot be right."""
 
+import hashlib
 import json
 from dataclasses import fields
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from curvcert.certificates import certifier, certify, load_certificate
 from curvcert.certificates.certificate import concatenate
-from curvcert.certificates.evidence import Evidence
+from curvcert.certificates.evidence import Evidence, input_digests
 from curvcert.certificates.record import SLACK
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import trace
@@ -70,6 +71,23 @@ def test_batches_have_the_evidence_of_the_whole() -> None:
     assert torch.equal(whole.evidence.inputs, parts.evidence.inputs)
     assert torch.equal(whole.evidence.K_used, parts.evidence.K_used)
     assert whole.evidence.network == network_digest(planar())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2, 2), (700, 1000), (5, 3, 300, 300), (4, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_digests_are_those_of_shape_and_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(*shape, dtype=dtype).transpose(0, -1).contiguous().transpose(0, -1)
+    start = f"{list(shape[1:])}".encode()
+    expected = [hashlib.sha256(start + sample.astype("<f8").tobytes()).digest() for sample in x.numpy()]
+    assert [bytes(row.tolist()) for row in input_digests(x)] == expected
+
+
+def test_a_source_may_reuse_its_memory() -> None:
+    ready, (x, _) = certifier(planar(), method="unrolled"), blobs(12)
+    x, place = x.double(), torch.empty(4, 2, dtype=torch.float64)
+    given = ready(place.copy_(part) for part in x.split(4)).evidence.inputs
+    assert torch.equal(given, ready(x).evidence.inputs)
+    assert torch.equal(given, input_digests(x))
 
 
 def test_the_digest_tells_networks_apart_and_not_where_they_came_from() -> None:

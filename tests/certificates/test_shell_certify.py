@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from curvcert.certificates import certification, certify
-from curvcert.certificates.shell import Query
+from curvcert.certificates.shell import Query, shells
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import trace
 from tests.bounds.curvature.cases import trained
@@ -77,6 +77,45 @@ def test_by_name_the_global_constants_decide_first_too() -> None:
     assert bool((decided.radius[decided.correct] > 0).all())
     for radius in (0.5 * eps, 0.9 * eps):
         assert decided.certified_accuracy(radius) >= full.certified_accuracy(radius) - 1 / 40
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_a_second_grid_is_walked_only_where_it_can_decide(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, (x, y) = trained(kind, False), digits(40)
+    full = certify(network, x, y, method="local")
+    middle = float(full.radius[full.correct].median())
+    epsilons = [0.5 * middle, 0.8 * middle, middle, 1.5 * middle]
+    refined: list[int] = []
+    original = shells._refined
+
+    def counted(centres: object, pairs: object, radius: torch.Tensor, *rest: object) -> torch.Tensor:
+        refined.append(len(radius))
+        return original(centres, pairs, radius, *rest)
+
+    monkeypatch.setattr(shells, "_refined", counted)
+    decided = certify(network, x, y, method="local", epsilons=epsilons)
+    spared = sum(refined)
+    monkeypatch.setattr(shells, "_short", lambda spent, *_: ~spent.open_.all(dim=1))
+    thorough = certify(network, x, y, method="local", epsilons=epsilons)
+    assert 0 < spared < sum(refined) - spared
+    for eps in epsilons:
+        assert bool(((decided.radius >= eps) == (thorough.radius >= eps)).all())
+    assert bool((decided.radius <= thorough.radius).all())
+
+
+def test_shells_with_the_same_constants_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, (x, y) = trained("mlp", False), digits(20)
+    middle = float(certify(network, x, y).radius.median())
+    monkeypatch.setattr(certification, "ANCHORED_WIDTH", 1)
+    original, asked = certification.shell_radii, []
+
+    def counted(layers: object, query: Query) -> torch.Tensor:
+        asked.append(len(query.x))
+        return original(layers, query)
+
+    monkeypatch.setattr(certification, "shell_radii", counted)
+    certify(network, x, y, epsilons=[0.5 * middle, 3 * middle])
+    assert len(asked) == 1
 
 
 def test_misclassified_samples_are_not_run() -> None:

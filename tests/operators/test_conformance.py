@@ -1,5 +1,7 @@
 """One suite that every linear map inherits: apply, adjoint and as_matrix agree in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,10 @@ from curvcert.operators import (
     Scaled,
     Zero,
 )
-from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, magnitude
+from curvcert.operators.conv import folded_adjoint, scattered_adjoint, ungrouped_kernel
+from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, magnitude, rounding_length
+from curvcert.operators.rows import basis_vectors
+from curvcert.rounding import gamma
 from tests.operators.cases import CASES, F64, IDS, Case, convolutions, randn
 
 EPS = 1e-12
@@ -75,6 +80,34 @@ def test_convolution_is_torchs(conv: Conv2d, seed: int) -> None:
     torch.testing.assert_close(x.flatten(1) @ conv.as_matrix().T, expected.flatten(1), rtol=EPS, atol=EPS)
     y = randn(2, *conv.out_shape, seed=seed + 1)
     torch.testing.assert_close((conv.apply(x) * y).sum(), (x * conv.adjoint(y)).sum(), rtol=1e-10, atol=1e-10)
+
+
+@given(convolutions(), st.integers(0, 1000), st.sampled_from([1, 300, 2**26]))
+def test_both_ways_to_the_adjoint_agree(conv: Conv2d, seed: int, elements: int) -> None:
+    conv = replace(conv, weight=ungrouped_kernel(conv), groups=1)
+    x, y = randn(3, *conv.in_shape, seed=seed), randn(3, *conv.out_shape, seed=seed + 1)
+    folded, scattered = folded_adjoint(conv, y, elements), scattered_adjoint(conv, y)
+    size = gamma(2 * rounding_length(conv)) * scattered_adjoint(magnitude(conv), y.abs())
+    assert folded.shape == scattered.shape == x.shape
+    assert bool(((folded - scattered).abs() <= 1.001 * size).all())
+    torch.testing.assert_close((conv.apply(x) * y).sum(), (x * folded).sum(), rtol=1e-10, atol=1e-10)
+
+
+@given(convolutions(), st.integers(0, 1000))
+def test_the_gradients_of_both_adjoints_agree(conv: Conv2d, seed: int) -> None:
+    conv = replace(conv, weight=ungrouped_kernel(conv), groups=1)
+    y, found = randn(2, *conv.out_shape, seed=seed), []
+    for adjoint in (folded_adjoint, scattered_adjoint):
+        weight = conv.weight.clone().requires_grad_()
+        adjoint(replace(conv, weight=weight), y).square().sum().backward()
+        found.append(weight.grad)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stop", [3, 7, 12])
+def test_basis_vectors_are_rows_of_the_identity(stop: int) -> None:
+    basis = basis_vectors((3, 2, 2), 2, stop, Identity((3, 2, 2)))
+    torch.testing.assert_close(basis.flatten(1), torch.eye(12, dtype=F64)[2:stop], rtol=0, atol=0)
 
 
 def test_average_pooling_is_torchs() -> None:

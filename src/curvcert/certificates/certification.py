@@ -24,7 +24,8 @@ from curvcert.certificates.constants import (
     pair_table,
     require_method,
 )
-from curvcert.certificates.evidence import Evidence, describable_digest, input_digests
+from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
+from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import (
     combined_radius,
@@ -38,7 +39,12 @@ from curvcert.network import Block, Network
 from curvcert.norms import validate_p
 
 _BATCH_ELEMENTS = 2**24
-"""Numbers that the gradients of one batch may take by default."""
+"""Numbers that the gradients of one batch may take by default, on a processor."""
+
+_COPIES = 12
+"""How many tensors of the size of a batch's gradients in front of the widest layer are held at once, and some room."""
+
+_LARGEST_BATCH = 1024
 
 _ANCHORED_BATCH = 64
 
@@ -75,15 +81,21 @@ class Certifier:
     ) -> Certificate:
         """Certify inputs; the arguments are those of `certify`."""
         shown = progress if progress is not None else Console(stderr=True).is_terminal
-        parts = []
-        with Progress(console=Console(stderr=True), transient=True) if shown else nullcontext() as bar:
+        parts, digests = [], []
+        bars = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
+        with DigestPool() as pool, bars as bar:
             total = len(x) if isinstance(x, Tensor) else None
             task = None if bar is None else bar.add_task("certifying", total=total)
             for inputs, labels in _batches(self.network, x, y, batch_size):
-                parts += _within_memory(self, inputs, labels)
+                pending = pool.start(inputs)
+                parts += _within_memory(self, inputs.to(self.network.device), labels)
+                # A source may write its next batch to the same place.
+                digests.append(pending())
                 if bar is not None and task is not None:
                     bar.advance(task, len(inputs))
-        return concatenate(parts)
+        certificate = concatenate(parts)
+        assert certificate.evidence is not None
+        return replace(certificate, evidence=replace(certificate.evidence, inputs=torch.cat(digests)))
 
 
 def certify(
@@ -191,7 +203,8 @@ def _batches(
     network: Network, x: Tensor | Iterable[Any], y: Tensor | None, batch_size: int | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     widest = max([math.prod(network.in_shape), *(math.prod(block.out_shape) for block in network.blocks)])
-    size = batch_size or max(1, min(1024, _BATCH_ELEMENTS // (network.outputs * widest)))
+    held = _COPIES * network.outputs * widest
+    size = batch_size or max(1, min(_LARGEST_BATCH, spare_elements(network.device, _COPIES * _BATCH_ELEMENTS) // held))
     if size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}.")
     if isinstance(x, Tensor):
@@ -206,10 +219,7 @@ def _batches(
         labels = _labels(network, labels, len(inputs))
         for start in range(0, len(inputs), size):
             part = slice(start, start + size)
-            yield (
-                inputs[part].to(network.device),
-                None if labels is None else labels[part].to(network.device),
-            )
+            yield inputs[part], None if labels is None else labels[part].to(network.device)
 
 
 def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:
@@ -244,9 +254,11 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
     radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
     labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
     labels["local"] = "local"
+    local: dict[str, Tensor] = {}
     if request.epsilons and request.method == "auto":
         # Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
-        radii |= _with_shells(request, x, points, (L, K), radii)
+        local = _with_shells(request, x, points, (L, K), radii)
+        radii |= local
     undecided = _undecided(request, points, radii)
     if request.anchors and K_name and bool(undecided.any()):
         K = _with_anchored(request, x, points, K, undecided)
@@ -254,7 +266,9 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
         labels |= {"curvature": "anchored", "combined": f"anchored with {L_name}"}
         if request.method == "anchored":
             radii = {"curvature": radii["curvature"]}
-    local = _with_shells(request, x, points, (L, K), radii)
+        local = {}
+    if not local:
+        local = _with_shells(request, x, points, (L, K), radii)
     # Asked for by name it stands alone, unless the global constants were to decide what they can.
     radii = local if request.method == "local" and not request.epsilons else radii | local
     attack, witness = attack_witnesses(
@@ -263,7 +277,9 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
     certificate = _assembled(request, points, radii, labels, (attack, witness), K, request.constants.notes)
     tables = request.constants
-    evidence = Evidence(request.digest, input_digests(x), tables.L, tables.K, tables.names, K)
+    # Digests of the inputs are computed meanwhile, from where the inputs came from.
+    pending = torch.empty(len(x), 0, dtype=torch.uint8)
+    evidence = Evidence(request.digest, pending, tables.L, tables.K, tables.names, K)
     return replace(certificate, evidence=evidence)
 
 
@@ -339,10 +355,8 @@ def _with_shells(
     found = torch.where((points.correct & best.isinf())[:, None], known, found)
     index = todo.nonzero().flatten()
     if len(index):
-        # Where radii are to be decided, none beyond the largest of them is asked for.
-        decisive = max(request.epsilons, default=math.inf) * (1 + 1e-9)
         everywhere = _largest(_pair_radii(points, L, request.constants.K[points.label]))
-        query = Query(x, points.label, points.margin, points.gradient_norm, K, L, known, everywhere, decisive)
+        query = Query(x, points.label, points.margin, points.gradient_norm, K, L, known, everywhere, request.epsilons)
         found[index] = torch.fmax(found[index], shell_radii(request.layers, query.part(index)))
     return {"local": found}
 

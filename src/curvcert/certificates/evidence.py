@@ -1,9 +1,11 @@
 """What a certificate carries beside its radii, so that others can check it: digests and constants."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -12,6 +14,10 @@ from torch import Tensor
 from curvcert.errors import UnsupportedBlock, UnsupportedOperator
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest
+
+_THREADS = 4
+_JOB_BYTES = 2**22
+"""About how much one thread hashes at a time."""
 
 
 @final
@@ -53,10 +59,45 @@ def input_digests(x: Tensor) -> Tensor:
     >>> tuple(rows.shape), bool((rows[0] == rows[1]).all())
     ((2, 32), True)
     """
-    samples = np.ascontiguousarray(x.detach().cpu().double().numpy(), "<f8")
-    start = f"{list(samples.shape[1:])}".encode()
-    digests = b"".join(hashlib.sha256(start + sample.tobytes()).digest() for sample in samples)
-    return torch.from_numpy(np.frombuffer(digests, np.uint8).copy()).reshape(len(samples), 32)
+    with DigestPool() as pool:
+        return pool.start(x)()
+
+
+@final
+class DigestPool:
+    """Threads that hash inputs while others compute: hashing leaves the interpreter to them.
+
+    >>> with DigestPool() as pool:
+    ...     digests = pool.start(torch.zeros(2, 3))
+    >>> bool((digests() == input_digests(torch.zeros(2, 3))).all())
+    True
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=error[0] is not None)
+
+    def start(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begin with a batch; what comes back waits for its digests and returns them."""
+        size = max(1, _JOB_BYTES // (8 * max(1, math.prod(x.shape[1:]))))
+        jobs = [self._pool.submit(_digests, part) for part in x.detach().split(size)]
+        return lambda: torch.cat([job.result() for job in jobs])
+
+
+def _digests(x: Tensor) -> Tensor:
+    samples = np.ascontiguousarray(x.cpu().double().numpy(), "<f8").reshape(len(x), -1)
+    start = hashlib.sha256(f"{list(x.shape[1:])}".encode())
+    found = []
+    for sample in samples:
+        digest = start.copy()
+        digest.update(sample.data)
+        found.append(digest.digest())
+    return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.uint8).reshape(len(x), 32)
 
 
 def joined_evidence(parts: Sequence[Evidence | None]) -> Evidence | None:

@@ -16,7 +16,7 @@ from curvcert.errors import UnsupportedBlock
 from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool
 from curvcert.network.network import Network
 from curvcert.operators import AbstractLinearMap, NormBounds
-from curvcert.operators.magnitudes import image_error
+from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 
@@ -109,10 +109,11 @@ def _affine(
     A: AbstractLinearMap, x: Computed, offset: Tensor, offset_error: Tensor | None, norms: NormBounds | None
 ) -> Computed:
     value = A.apply(x.value) + offset
-    local = image_error(A, x.value) + UNIT_ROUNDOFF * value.abs()
+    size, g = magnitude(A), gamma(rounding_length(A) + 1)
+    local = inflate(g * size.apply(x.value.abs()), g) + UNIT_ROUNDOFF * value.abs()
     if offset_error is not None:
         local = local + offset_error
-    error = local + image_error(A, torch.zeros_like(x.value), x.error)
+    error = local + inflate(size.apply(x.error), g)
     return _computed(value, error, None if norms is None else norms.norm(A, 2, 2) * x.error_norm + _norm(local))
 
 
@@ -123,9 +124,12 @@ def _computed(value: Tensor, error: Tensor, norm: Tensor | None) -> Computed:
     """
     error = inflate(error, gamma(16)) + TINY
     size = _norm(error)
+    # NaN or infinity in any coordinate shows here.
+    total = size + value.abs().flatten(1).amax(dim=1)
     if norm is not None:
         size = torch.minimum(size, inflate(norm, gamma(16)) + TINY * value[0].numel())
-    known = (torch.isfinite(value) & torch.isfinite(error)).flatten(1).all(dim=1) & torch.isfinite(size)
+        total = total + size
+    known = total < torch.inf
     size = torch.where(known, size, torch.inf)
     return Computed(
         value, torch.where(_spread(known, error), torch.minimum(error, _spread(size, error)), torch.inf), size

@@ -1,5 +1,6 @@
 """The map of a two-dimensional convolution (cross-correlation, as in PyTorch)."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, final
@@ -13,6 +14,9 @@ from curvcert.operators.base import AbstractLinearMap, Shape, require_weight
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
+
+_COLUMN_ELEMENTS = 2**26
+"""Numbers in the columns of an adjoint that is folded: they take as many times the image as the kernel has taps."""
 
 
 @final
@@ -88,24 +92,14 @@ class Conv2d(AbstractLinearMap):
 
     def _apply(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = self.padding
+        if self.padding_mode == "zeros" and (top, left) == (bottom, right):
+            return F.conv2d(x, self.weight, None, self.stride, (top, left), self.dilation, self.groups)
         mode = "constant" if self.padding_mode == "zeros" else "circular"
         padded = F.pad(x, (left, right, top, bottom), mode=mode)
         return F.conv2d(padded, self.weight, None, self.stride, 0, self.dilation, self.groups)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        axes = zip(self.in_shape[1:], self.padding, self.extent, self.stride, self.out_shape[1:], strict=True)
-        # What the stride never reached at the far end of the padded image.
-        rest_h, rest_w = (n + sum(side) - (m - 1) * s - e - 1 for n, side, e, s, m in axes)
-        padded = F.conv_transpose2d(y, self.weight, None, self.stride, 0, (0, 0), self.groups, self.dilation)
-        padded = F.pad(padded, (0, rest_w, 0, rest_h))
-        for axis, (n, (before, after)) in enumerate(zip(self.in_shape[1:], self.padding, strict=True), start=2):
-            if self.padding_mode == "zeros":
-                padded = padded.narrow(axis, before, n)
-            else:
-                source = torch.arange(-before, n + after, device=y.device) % n
-                shape = [*padded.shape[:axis], n, *padded.shape[axis + 1 :]]
-                padded = padded.new_zeros(shape).index_add(axis, source, padded)
-        return padded
+        return (folded_adjoint if folds(self) else scattered_adjoint)(self, y)
 
     def _matrix(self) -> Tensor:
         kernel = ungrouped_kernel(self)
@@ -116,6 +110,52 @@ class Conv2d(AbstractLinearMap):
                 # Index arrays apart from each other put their axes first: (oh, ow, outputs, inputs).
                 matrix[:, oh[:, None], ow[None, :], :, ih[:, None], iw[None, :]] += kernel[:, :, a, b]
         return matrix.reshape(self.out_size, self.in_size)
+
+
+def folds(conv: Conv2d) -> bool:
+    """Tell which way the adjoint goes: cuDNN's transposed convolutions are several times slower in float64."""
+    return conv.device.type == "cuda" and conv.dtype == torch.float64 and conv.groups == 1
+
+
+def scattered_adjoint(conv: Conv2d, y: Tensor) -> Tensor:
+    """Return the images of a batch under the adjoint, by a transposed convolution."""
+    axes = zip(conv.in_shape[1:], conv.padding, conv.extent, conv.stride, conv.out_shape[1:], strict=True)
+    # What the stride never reached at the far end of the padded image.
+    rest_h, rest_w = (n + sum(side) - (m - 1) * s - e - 1 for n, side, e, s, m in axes)
+    padded = F.conv_transpose2d(y, conv.weight, None, conv.stride, 0, (0, 0), conv.groups, conv.dilation)
+    return _unpadded(conv, F.pad(padded, (0, rest_w, 0, rest_h)), (0, 0))
+
+
+def folded_adjoint(conv: Conv2d, y: Tensor, elements: int = _COLUMN_ELEMENTS) -> Tensor:
+    r"""Return the same by one product with the kernel's matrix, whose columns are then added where they overlap.
+
+    For a kernel without groups.  At each tap the product sums over the outputs, and at most :math:`k_h k_w` taps
+    are added after that: outputs + :math:`k_h k_w` - 1 roundings, no more than outputs x :math:`k_h k_w`, the
+    number of terms, so that `rounding_length` holds for this order too.  No more than about `elements` numbers
+    stand in the columns at once.
+    """
+    common = (0, 0) if conv.padding_mode == "circular" else (min(conv.padding[0]), min(conv.padding[1]))
+    axes = zip(conv.in_shape[1:], conv.padding, common, strict=True)
+    size = tuple(n + sum(side) - 2 * both for n, side, both in axes)
+    kernel, taps = conv.weight.flatten(1).mT, conv.weight.shape[2:]
+    at_once = max(1, elements // (len(kernel) * math.prod(conv.out_shape[1:])))
+    pieces = [
+        F.fold(kernel @ part.flatten(2), size, taps, conv.dilation, common, conv.stride) for part in y.split(at_once)
+    ]
+    return _unpadded(conv, pieces[0] if len(pieces) == 1 else torch.cat(pieces), common)
+
+
+def _unpadded(conv: Conv2d, padded: Tensor, cut: Pair) -> Tensor:
+    """Return the adjoint of padding; `cut` of it, the same at both ends of an axis, is taken off already."""
+    sides = zip(conv.in_shape[1:], conv.padding, cut, strict=True)
+    for axis, (n, (before, after), gone) in enumerate(sides, start=2):
+        if conv.padding_mode == "zeros":
+            padded = padded.narrow(axis, before - gone, n)
+        else:
+            source = torch.arange(-before, n + after, device=padded.device) % n
+            shape = [*padded.shape[:axis], n, *padded.shape[axis + 1 :]]
+            padded = padded.new_zeros(shape).index_add(axis, source, padded)
+    return padded
 
 
 def _taps(conv: Conv2d, axis: int, tap: int) -> tuple[Tensor, Tensor]:

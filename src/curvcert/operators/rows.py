@@ -53,7 +53,7 @@ def column_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
 def basis_vectors(shape: tuple[int, ...], start: int, stop: int, like: AbstractLinearMap) -> Tensor:
     """Return basis vectors number start to stop (excluded) of the space of tensors of that shape."""
     basis = torch.zeros(stop - start, math.prod(shape), dtype=like.dtype, device=like.device)
-    basis[torch.arange(stop - start), torch.arange(start, stop)] = 1.0
+    basis.diagonal(start).fill_(1.0)
     return basis.reshape(-1, *shape)
 
 

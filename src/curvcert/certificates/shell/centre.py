@@ -50,6 +50,11 @@ class Jacobian:
     gram: Tensor
     error: Tensor
 
+    def of_samples(self, index: Tensor) -> "Jacobian":
+        """Return the same for some of the samples."""
+        gram = self.gram if len(self.gram) == 1 else self.gram[index]
+        return Jacobian(self.norm[index], self.rows[index], self.output[index], gram, self.error[index])
+
     def weighted(self, w: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(w)^{1/2} J\|_2` for weights w >= 0 of shape (batch, k, n): (batch, k)."""
         peak = inflate(w.amax(dim=2).sqrt(), 0.0)
@@ -84,6 +89,21 @@ class AtCentre:
         """What norms of the sizes are made of: their squares in l2, themselves otherwise."""
         assert self.sizes is not None
         return self.sizes.square() if self.layer.p == 2 else self.sizes
+
+    def of_samples(self, index: Tensor) -> "AtCentre":
+        """Return the same for some of the samples."""
+        if self.z is None or self.slopes is None or self.sizes is None or self.sloped is None:
+            return self
+        z, slopes = self.z, self.slopes
+        return AtCentre(
+            self.layer,
+            Computed(z.value[index], z.error[index], z.error_norm[index]),
+            Slopes(slopes.lower[index], slopes.upper[index]),
+            self.sizes[index],
+            self.sloped[index],
+            None if self.growth is None else self.growth[index],
+            None if self.jacobian is None else self.jacobian.of_samples(index),
+        )
 
     def of_pairs(self, index: Tensor) -> "AtCentre":
         """Return the same for some of the pairs, (batch, fewer) by their places."""

@@ -29,6 +29,10 @@ class Pairs:
     K: Tensor
     L: Tensor
 
+    def of_samples(self, index: Tensor) -> "Pairs":
+        """Return those of some of the samples."""
+        return Pairs(self.m[index], self.g[index], self.K[index], self.L[index])
+
     def chosen(self, index: Tensor) -> "Pairs":
         """Return some of the pairs, (batch, fewer) by their places."""
         return Pairs(*(value.gather(1, index) for value in (self.m, self.g, self.K, self.L)))

@@ -1,7 +1,7 @@
 r"""The local certificate: bounds on how far gradients move within balls, integrated over shells.
 
 A grid of equal shells reaches to T, no further than the linear limit :math:`\min_i m_i / g_i`, one for all pairs of a
-sample.  A second grid ends where the first pair stopped on the first one.
+sample.  A second grid ends where the first pair stopped on the first one, if something is still to be decided there.
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.shell.ball import over_balls
 from curvcert.certificates.shell.centre import AtCentre, at_centres
 from curvcert.certificates.shell.gradient_change import gradient_change
@@ -37,7 +38,7 @@ class Query:
 
     `x` and `label` are the samples; the others are (batch, classes), with anything at the label itself.  `known` are
     the best radii, `everywhere` those by global constants: they alone set the grid, so that a smaller K can only
-    help.  Nothing beyond `farthest` is asked for.
+    help.  Where radii are to be decided, `epsilons`, it is asked which of them are reached and no more.
     """
 
     x: Tensor
@@ -48,11 +49,16 @@ class Query:
     L: Tensor
     known: Tensor
     everywhere: Tensor
-    farthest: float = math.inf
+    epsilons: tuple[float, ...] = ()
+
+    @property
+    def farthest(self) -> float:
+        """Nothing is asked for beyond."""
+        return max(self.epsilons, default=math.inf) * (1 + 1e-9)
 
     def part(self, index: Tensor) -> "Query":
         """Return the query about some of the samples."""
-        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "farthest"}
+        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "epsilons"}
         return replace(self, **tensors)
 
 
@@ -62,17 +68,10 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
     Classes that are known to stay below the label up to the end of the first grid are not looked at: they get
     that end, which is no less than the sample's own radius.
     """
-    size = max(1, _chunk_elements(query.x.device) // _elements(layers))
+    # On an accelerator size pays.
+    size = max(1, spare_elements(query.x.device, _CHUNK_ELEMENTS) // _elements(layers))
     pieces = torch.arange(len(query.x), device=query.x.device).split(size)
     return torch.cat([_radii(layers, query.part(index)) for index in pieces])
-
-
-def _chunk_elements(device: torch.device) -> int:
-    """Return how many numbers may be held: on an accelerator half of the memory that is free, since size pays there."""
-    if device.type != "cuda":
-        return _CHUNK_ELEMENTS
-    free: int = torch.cuda.mem_get_info(device)[0]
-    return max(_CHUNK_ELEMENTS, free // (2 * 8))
 
 
 def _elements(layers: Layers) -> int:
@@ -91,17 +90,36 @@ def _radii(layers: Layers, query: Query) -> Tensor:
     centres = at_centres(layers, query.x, query.label, others)
     inputs = math.prod(layers.network.in_shape)
     spent, end = _walk(centres, pairs, farthest, SHELLS[0], inputs)
-    radius = spent.radius
-    if not bool(spent.open_.all()):
-        # Only pairs that stopped short of the new end can still be the sample's first to stop.
-        order = radius.argsort(dim=1)
-        urgent = order[:, : int((radius < end[:, None]).sum(dim=1).amax().clamp(min=1))]
-        fewer = [at.of_pairs(urgent) for at in centres]
-        again, _ = _walk(fewer, pairs.chosen(urgent), end, SHELLS[1], inputs)
-        radius = radius.scatter(1, urgent, torch.maximum(again.radius, radius.gather(1, urgent)))
+    radius, known = spent.radius, query.known.gather(1, others)
+    short = _short(spent, end, known, query.epsilons).nonzero().flatten()
+    if len(short):
+        nearer = centres if len(short) == len(end) else [at.of_samples(short) for at in centres]
+        radius[short] = _refined(nearer, pairs.of_samples(short), radius[short], end[short], inputs)
     table = farthest[:, None].expand_as(query.m).scatter(1, others, radius)
     # The integral is never above that with global constants alone, but the grid may end short of their radius.
     return torch.maximum(table, query.everywhere).scatter(1, query.label[:, None], torch.inf)
+
+
+def _short(spent: Spent, end: Tensor, known: Tensor, epsilons: tuple[float, ...]) -> Tensor:
+    """Tell which samples a second grid could serve: those that stopped, and with a radius to decide before its end."""
+    stopped = ~spent.open_.all(dim=1)
+    if not epsilons:
+        return stopped
+    reached = torch.maximum(spent.radius, known).amin(dim=1)
+    useful = torch.zeros_like(stopped)
+    for eps in epsilons:
+        useful |= (reached < eps) & (end >= eps)
+    return stopped & useful
+
+
+def _refined(centres: list[AtCentre], pairs: Pairs, radius: Tensor, end: Tensor, inputs: int) -> Tensor:
+    """Return the radii by a second grid, or those of the first where they are larger."""
+    # Only pairs that stopped short of the new end can still be the sample's first to stop.
+    order = radius.argsort(dim=1)
+    urgent = order[:, : int((radius < end[:, None]).sum(dim=1).amax().clamp(min=1))]
+    fewer = [at.of_pairs(urgent) for at in centres]
+    again, _ = _walk(fewer, pairs.chosen(urgent), end, SHELLS[1], inputs)
+    return radius.scatter(1, urgent, torch.maximum(again.radius, radius.gather(1, urgent)))
 
 
 def _grid_end(query: Query) -> tuple[Tensor, Tensor]:
