@@ -12,6 +12,7 @@ everything that `certify` has but the local certificate: global and anchored con
     python -m benchmarks.shell --data DIR [--points 200]      # DIR/MNIST/raw/*-ubyte, the official files
     python -m benchmarks.shell --plots                        # only the picture, from the record
     python -m benchmarks.shell --speed 6F 6C2F --device cuda --points 10000
+    python -m benchmarks.shell --models 6F.safetensors --data DIR --device cuda --points 10000 --full-points 10000
 """
 
 import argparse
@@ -36,9 +37,11 @@ from curvcert.bounds.types import Global
 from curvcert.certificates import Certifier, certifier
 from curvcert.certificates.pointwise import evaluate_points
 from curvcert.certificates.radii import curvature_radius
+from curvcert.data import load as load_data
 from curvcert.network import LiveNetwork
 from curvcert.operators.estimates import NormEstimates
 from curvcert.results import Record
+from curvcert.training import load_model
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -172,6 +175,35 @@ def speed(names: list[str], points: int, device: str, console: Console) -> None:
     write_record(f"shell_speed_{device}", command, SEED, {"device": kind}, {"timings": figures})
 
 
+def speed_of_models(models: list[Path], folder: Path, counts: tuple[int, int], device: str, console: Console) -> None:
+    """Time trained models on the test images of their data: three radii decided, and full radii of the first ones."""
+    (points, full), figures = counts, []
+    for path in models:
+        model, recipe = load_model(path)
+        test = load_data(recipe.data, "test", folder)
+        x, y = test.as_float64()[:points].to(device), test.labels[:points].to(device)
+        network = curvcert.trace(model, x[:1].float().cpu()).to(device)
+        begun = time.perf_counter()
+        ready = certifier(network, epsilons=DECIDED)
+        prepared = time.perf_counter() - begun
+        ready(x[:64], y[:64], progress=False)
+        begun = time.perf_counter()
+        certificate = ready(x, y, progress=False)
+        decided = time.perf_counter() - begun
+        found: dict[str, Any] = {"model": recipe.architecture, "loss": recipe.loss, "points": points}
+        found |= {"prepare_s": prepared, "deciding_s": decided}
+        found["clean"] = 100 * float(certificate.correct.double().mean())
+        found["certified"] = [100 * certificate.certified_accuracy(eps) for eps in DECIDED]
+        if full:
+            found |= {"full_points": full, "radii_s": _timed(replace(ready, epsilons=()), x[:full])}
+        figures.append(found)
+        console.print(found)
+    command = "python -m benchmarks.shell --models FILE ... --data DIR"
+    command += f" --device {device} --points {points} --full-points {full}"
+    kind = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    write_record(f"shell_models_{device}", command, SEED, {"device": kind}, {"timings": figures})
+
+
 def _timed(ready: Certifier, x: Tensor) -> float:
     begun = time.perf_counter()
     ready(x, progress=False)
@@ -204,10 +236,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--plots", action="store_true", help="draw the picture again from the record")
     parser.add_argument("--speed", nargs="+", choices=["6F", "6C2F", "784-100^5-10"], help="only time these")
+    parser.add_argument("--models", nargs="+", type=Path, help="only time these trained models, on --data")
+    parser.add_argument("--full-points", type=int, default=0, help="of how many images --models times full radii too")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     console = Console()
-    if options.speed:
+    if options.models:
+        counts = (options.points, options.full_points)
+        speed_of_models(options.models, options.data, counts, options.device, console)
+    elif options.speed:
         speed(options.speed, options.points, options.device, console)
     elif options.plots:
         draw(Record.read(RESULTS / "shell.json").figures["networks"])

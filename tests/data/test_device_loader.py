@@ -146,9 +146,11 @@ def test_the_ranks_share_the_batch() -> None:
     loader = DeviceLoader(_data(), 12, augmentation=FULL)
     plan = loader.plan(0)
     x, y = loader.batch(plan, 1)
-    shares = [loader.batch(plan, 1, rank, world=3) for rank in range(3)]
-    assert torch.equal(torch.cat([share[0] for share in shares]), x)
-    assert torch.equal(torch.cat([share[1] for share in shares]), y)
+    for world, sizes in ((3, [4, 4, 4]), (5, [2, 2, 3, 2, 3])):
+        shares = [loader.batch(plan, 1, rank, world) for rank in range(world)]
+        assert [len(share[1]) for share in shares] == sizes
+        assert torch.equal(torch.cat([share[0] for share in shares]), x)
+        assert torch.equal(torch.cat([share[1] for share in shares]), y)
 
 
 def test_a_plan_is_overwritten_in_place() -> None:
@@ -198,7 +200,7 @@ def test_settings_out_of_range_are_refused(settings, word: str) -> None:
 
 @pytest.mark.parametrize(
     ("step", "rank", "world"),
-    [(5, 0, 1), (-1, 0, 1), (0, 1, 1), (0, -1, 2), (0, 0, 3), (0, 0, 0), (torch.tensor(0.0), 0, 1)],
+    [(5, 0, 1), (-1, 0, 1), (0, 1, 1), (0, -1, 2), (0, 0, 11), (0, 0, 0), (torch.tensor(0.0), 0, 1)],
 )
 def test_a_step_or_a_rank_out_of_range_is_refused(step, rank: int, world: int) -> None:
     loader = DeviceLoader(_data(), 10)

@@ -18,14 +18,14 @@ from torch import Tensor
 from curvcert._version import __version__
 from curvcert.attacks import Attack
 from curvcert.certificates import Certificate, Certifier, certifier, with_search
-from curvcert.certificates.certificate import concatenate
 from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output
 from curvcert.cli.parts import Parts, Plan, digest_of
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
-from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.cli.shares import LOST_AFTER, Found, Shares
+from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
@@ -33,6 +33,7 @@ from curvcert.reporting.collecting import report_data
 from curvcert.reporting.digits import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.checkpoint import write_atomically
+from curvcert.training.distributed import place_from
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -78,6 +79,14 @@ def certify_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time; chosen by default.")] = None,
     part_size: Annotated[int, typer.Option(min=1, help="Samples between two savings.")] = 64,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the certification in the folder.")] = False,
+    lost_after: Annotated[
+        float,
+        typer.Option(
+            min=2.0,
+            metavar="SECONDS",
+            help="Under torchrun: rank 0 takes over the parts of a rank that shows no sign of life for so long.",
+        ),
+    ] = LOST_AFTER,
     report: Annotated[bool, typer.Option(help="Write report.html, its figures and its data.")] = True,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -98,7 +107,11 @@ def certify_command(
         curvcert certify net:make_model mnist --weights weights.safetensors --eval --p inf --out out
 
     Stopped, or killed? The same command with --resume goes on from the parts
-    that were saved.
+    that were saved, on as many processes as you like.
+
+    Two processes share the work under torchrun; on GPUs, one process a GPU:
+
+        torchrun --standalone --nproc-per-node 2 -m curvcert certify net.onnx data.npz --out out
 
     The folder then holds certificate.safetensors and network.safetensors for
     `curvcert check`, samples.csv with a row a sample, report.html with figures
@@ -114,17 +127,24 @@ def certify_command(
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
     request = Request(validate_p(p), method, epsilons, box, search, seed, batch_size)
     request.require_searchable()
-    options.require_device(device)
+    place = place_from()
+    here = options.require_device(str(place.device(device)))
     parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
-    parts.open(resume)
-    output.notice("Bounding the network ...")
-    ready = certifier(network, request.p, method, box, epsilons, device)
+    shares = Shares(parts, place, output, lost_after)
     try:
-        certificate, attack = certify_in_parts(parts, request, ready, output)
+        with shares.opened(resume or place.restarted):
+            if place.is_first:
+                output.notice("Bounding the network ...")
+            ready = certifier(network, request.p, method, box, epsilons, here)
+            found = shares.certify(lambda part: certified(ready, inputs.x[part], inputs.y[part], request))
     except KeyboardInterrupt:
-        done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
-        print(f"Stopped: {done} of {len(inputs)} samples are saved in {out}. Go on with --resume.", file=sys.stderr)
+        if place.is_first:
+            done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
+            print(f"Stopped: {done} of {len(inputs)} samples are saved in {out}. Go on with --resume.", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    if found is None:
+        return  # the results are rank 0's to write
+    certificate, attack = found
     certificate = certificate.save(out / "certificate.safetensors")
     save_network(network, out / "network.safetensors")
     rows = table_of_samples(certificate, predictions(ready.network, inputs.x), names)
@@ -181,36 +201,7 @@ class Request:
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 
-def certify_in_parts(
-    parts: Parts, request: Request, ready: Certifier, output: Output
-) -> tuple[Certificate, Attack | None]:
-    """Return the certificate of all samples and what a search found; parts that are there are not computed again."""
-    found: list[tuple[Certificate, Attack | None]] = []
-    with output.progress() as bar:
-        task = bar.add_task("certifying", total=len(parts.inputs))
-        for part in parts:
-            known = _known(parts, part, output)
-            if known is None:
-                x, y = parts.inputs.x[part], parts.inputs.y[part]
-                known = parts.save(part, *certified(ready, x, y, request))
-            found.append(known)
-            bar.advance(task, part.stop - part.start)
-    certificate = concatenate([one for one, _ in found])
-    searches = [search for _, search in found if search is not None]
-    if not searches:
-        return certificate, None
-    return certificate, Attack(*(torch.cat([getattr(one, name) for one in searches]) for name in ("broken", "points")))
-
-
-def _known(parts: Parts, part: slice, output: Output) -> tuple[Certificate, Attack | None] | None:
-    try:
-        return parts.load(part)
-    except InvalidFile as error:
-        output.notice(f"Samples {part.start} .. {part.stop - 1} are computed again: {error}")
-        return None
-
-
-def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> tuple[Certificate, Attack | None]:
+def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> Found:
     """Certify samples and search beside it."""
     certificate = ready(x, y, request.batch_size, progress=False)
     if not request.search:

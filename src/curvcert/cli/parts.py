@@ -1,9 +1,14 @@
-"""A certification in parts, each saved whole as soon as it is computed: stopped at any moment, it can go on."""
+"""A certification in parts, each saved whole as soon as it is computed: stopped at any moment, it can go on.
+
+Several processes may share one: each computes its parts, and a part that two of them compute is written twice under
+one name, whole each time.  So none is lost, and none is counted twice.
+"""
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -48,6 +53,11 @@ class Plan:
         name = next(changed, None)
         return name and f"{name} (now {_short(mine['options'].get(name))}, then {_short(then.get(name))})"
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
 
 def digest_of(values: Tensor) -> str:
     """Return the SHA-256 of a tensor's shape and bytes.
@@ -77,7 +87,7 @@ class Parts:
         path = self.folder / "plan.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            begun = any(self.certificate_path(part).exists() for part in self)
+            begun = any(self.folder.glob("part-*.safetensors"))
             saved = path.read_bytes() if begun and path.exists() else b""
             if not begun:
                 write_atomically(path, json.dumps(asdict(self.plan), indent=1).encode())
@@ -91,6 +101,21 @@ class Parts:
                 "folder."
             )
         self._require_same(path, saved)
+
+    def opened(self) -> bool:
+        """Tell whether the folder is open for this plan; raise if it holds parts of another one."""
+        path = self.folder / "plan.json"
+        try:
+            saved = path.read_bytes()
+        except OSError:
+            return False
+        try:
+            self._require_same(path, saved)
+        except InvalidInput:
+            if any(self.folder.glob("part-*.safetensors")):
+                raise
+            return False  # it may still be replaced
+        return True
 
     def _require_same(self, path: Path, saved: bytes) -> None:
         try:
@@ -106,17 +131,24 @@ class Parts:
                 "folder, or repeat the options of that run."
             )
 
+    def owner(self, part: slice, ranks: int) -> int:
+        """Return which of so many ranks computes a part."""
+        return int(part.start // self.plan.part_size) % ranks
+
     def __iter__(self) -> Iterator[slice]:
         size = self.plan.part_size
         return (slice(start, min(start + size, len(self.inputs))) for start in range(0, len(self.inputs), size))
 
     def certificate_path(self, part: slice) -> Path:
-        """The file of one part's certificate."""
-        return self.folder / f"part-{part.start:07d}.safetensors"
+        """The file of one part's certificate; its name tells the range and the plan."""
+        return self.folder / f"part-{self._name(part)}.safetensors"
 
     def search_path(self, part: slice) -> Path:
         """The file of the points that a search found for one part."""
-        return self.folder / f"search-{part.start:07d}.safetensors"
+        return self.folder / f"search-{self._name(part)}.safetensors"
+
+    def _name(self, part: slice) -> str:
+        return f"{part.start:07d}-{part.stop:07d}-{self.plan.digest[:16]}"
 
     def save(self, part: slice, certificate: Certificate, attack: Attack | None) -> tuple[Certificate, Attack | None]:
         """Write a part, its certificate last, so that where that is all of it is; return what the files hold."""

@@ -11,7 +11,8 @@ from curvcert._version import __version__
 from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
-from curvcert.training import TrainingResult, load_recipe, recipe_names, train
+from curvcert.training import TrainingResult, checkpoints, load_recipe, recipe_names, train
+from curvcert.training.distributed import joined, place_from
 
 
 def train_command(
@@ -46,20 +47,31 @@ def train_command(
 
         curvcert train --recipe digits --out runs/digits --resume
 
+    Several processes share each batch under torchrun; on GPUs, one process a GPU:
+
+        torchrun --standalone --nproc-per-node 2 -m curvcert train --recipe digits --out runs/shared
+
     The folder then holds model.safetensors, metrics.jsonl, result.json, recipe.json and checkpoints/.
     """
     changes = dict(_assignment(text) for text in change or [])
     chosen = load_recipe(recipe).updated(changes)
-    result = train(
-        chosen,
-        out,
-        resume=resume_from or resume,
-        device=device,
-        data_folder=data_folder,
-        certify_samples=samples,
-        tensorboard=tensorboard,
-        console=Console(stderr=True, quiet=quiet),
-    )
+    place = place_from()
+    if place.restarted and (resume_from is None or checkpoints(out / "checkpoints")):
+        resume, resume_from = True, None
+    with joined(place, device) as ranks:
+        result = train(
+            chosen,
+            out,
+            resume=resume_from or resume,
+            device=ranks.device,
+            data_folder=data_folder,
+            certify_samples=samples,
+            tensorboard=tensorboard,
+            console=Console(stderr=True, quiet=quiet),
+            ranks=ranks,
+        )
+    if not place.is_first:
+        return
     output, path = Output(json, quiet), result.folder / "model.safetensors"
     output.show(accuracy_table(result, chosen.epsilons), f"The model: {path}")
     output.answer(str(path), _facts(result, chosen.epsilons))

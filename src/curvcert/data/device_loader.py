@@ -132,9 +132,10 @@ class DeviceLoader:
     ) -> tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]:
         """Return the images, in [0, 1], and the labels of a step; of `world` processes, the share of `rank`.
 
-        The shares of the ranks, one after another, are the whole batch.  The step may be an integer tensor
-        without dimensions on the device: it is read there, without waiting for it, so that one captured CUDA graph
-        serves every step.  (A step in a tensor is not checked; one past the end is an index error of torch's.)
+        The shares of the ranks, one after another, are the whole batch; they differ by one sample at most.  The step
+        may be an integer tensor without dimensions on the device: it is read there, without waiting for it, so that
+        one captured CUDA graph serves every step.  (A step in a tensor is not checked; one past the end is an index
+        error of torch's.)
         """
         share = self._share(plan, step, rank, world)
         rows = self._within[share] + step * self.batch_size
@@ -162,10 +163,9 @@ class DeviceLoader:
                 )
         elif not 0 <= step < self.steps_per_epoch:
             raise InvalidInput(f"Steps are from 0 to {self.steps_per_epoch - 1}, got {step}.")
-        if not 0 <= rank < world or self.batch_size % world != 0:
+        if not 0 <= rank < world <= self.batch_size:
             raise InvalidInput(
-                f"Expected a rank from 0 to world - 1 and a batch size, {self.batch_size}, that world divides, "
-                f"got rank {rank} and world {world}."
+                f"Expected a rank from 0 to world - 1, and a sample for each of at most {self.batch_size} ranks, the "
+                f"batch size, got rank {rank} and world {world}. Start fewer processes, or enlarge the batch."
             )
-        size = self.batch_size // world
-        return slice(rank * size, (rank + 1) * size)
+        return slice(rank * self.batch_size // world, (rank + 1) * self.batch_size // world)

@@ -16,10 +16,13 @@ from curvcert.errors import InvalidInput
 from curvcert.experiments.experiment import Options
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
-from curvcert.training import Recipe, load_model, recipe_from_dict, train
+from curvcert.training import Recipe, load_model, recipe_from_dict, save_model, train
 
 _CERTIFIED_AT_ONCE = 10
 """Samples that `train` certifies at its end: the experiment certifies by its own methods."""
+
+ROUNDED = "weights.safetensors"
+"""The file of a model's weights in float16."""
 
 _QUICK_SAMPLES = 8
 _MAY_DIFFER = ("evaluate_every", "evaluate_samples", "checkpoint_every", "epsilons")
@@ -81,11 +84,13 @@ def on_digits(recipe: Recipe) -> Recipe:
 def trained(recipe: Recipe, options: Options) -> nn.Module:
     """Return the model of a recipe: read from OUT/models if it is there, else trained, going on where a run stopped.
 
+    Its weights are rounded to float16, small enough to be kept: what is measured is the model that can be handed on.
+
     Raises:
         InvalidInput: if the folder holds the model of another recipe.
     """
     folder = model_folder(recipe, options.out)
-    path = folder / "model.safetensors"
+    path = folder / ROUNDED
     if path.is_file():
         model, made_by = load_model(path)
         ours, theirs = recipe.as_dict(), made_by.as_dict()
@@ -106,7 +111,9 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
         certify_samples=2 if options.quick else _CERTIFIED_AT_ONCE,
         console=Console(stderr=True, quiet=options.quick),
     )
-    return result.model.eval()
+    save_model(path, result.model.eval().half(), recipe)
+    model, _ = load_model(path)
+    return model.to(options.device)
 
 
 def model_folder(recipe: Recipe, out: Path) -> Path:

@@ -1,9 +1,16 @@
-"""What a training step minimises: objectives that compute their own logits, gradients and constants."""
+"""What a training step minimises: objectives that compute their own logits, gradients and constants.
+
+An objective has three pieces: what the weights alone say (constants), what the model makes of a batch (logits, norms of
+gradients), and the loss of the two.  The first two share nothing but the weights, so that on a GPU they run side by
+side, forward and backward, and each is differentiated by itself.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, final
 
+import torch
 from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput
@@ -22,34 +29,88 @@ from curvcert.losses.radius_reward import (
 from curvcert.losses.streams import aside, rejoin
 
 Gradients = Literal["all", "runner-up"]
+Tensors = tuple[Tensor, ...]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The value of an objective at one batch, with what a person wants to see beside it.
+    """The value of an objective at one batch, with what it was made of.
 
-    `parts`, if there are any, sum to the loss and share nothing but the weights.
+    Attributes:
+        loss: what is minimised.
+        seen: what the model made of the batch, the logits first.
+        constants: what the weights alone say.
+        weights: the parameters that the constants depend on.
+        curvature: the curvature among the constants, or None.
     """
 
     loss: Tensor
-    logits: Tensor
+    seen: Tensors
+    constants: Tensors
+    weights: Tensors
     curvature: Tensor | None = None
-    parts: tuple[Tensor, ...] = ()
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the batch."""
+        return self.seen[0]
 
     def backward(self) -> None:
-        """Add the gradient of the loss to the parameters', as `loss.backward()` does, and part by part.
+        """Add the gradient of the loss to the parameters', as `loss.backward()` does, and sooner.
 
-        Each part's gradient is then added in place; in one pass torch would add the parts' into fresh memory.
+        The constants are differentiated beside the batch and added in one go; in a joint pass torch would add
+        the two of every weight into fresh memory.
         """
-        for part in self.parts or (self.loss,):
-            part.backward()
+        known = [t for t in self.constants if t.requires_grad]
+        if not known:
+            self.loss.backward()
+            return
+        device, weights = self.loss.device, [w for w in self.weights if w.requires_grad]
+        slopes = torch.autograd.grad(self.loss, [*self.seen, *known])
+        with aside(device):
+            added = torch.autograd.grad(known, weights, slopes[len(self.seen) :], allow_unused=True)
+        torch.autograd.backward(self.seen, slopes[: len(self.seen)])
+        rejoin(device)
+        pairs = [(w, more) for w, more in zip(weights, added, strict=True) if more is not None]
+        torch._foreach_add_([_gradient(w) for w, _ in pairs], [more for _, more in pairs])
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    """Return a parameter's gradient, zeros if it has none yet."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+def _apart(values: Tensors) -> Tensors:
+    """Return the values as nodes of their own: of two of which one is made from the other, slopes are partial then."""
+    return tuple(value.view_as(value) for value in values)
 
 
 class AbstractObjective(nn.Module, ABC):
     """A function of the model and a batch; its buffers belong in a checkpoint, the model's do not live in it."""
 
+    compiled: "Compiled | None" = None
+
     @abstractmethod
+    def of_weights(self) -> Tensors:
+        """Return the constants that the loss needs, of the weights as they are now."""
+
+    @abstractmethod
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return what the loss needs of the batch: the logits first."""
+
+    @abstractmethod
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
+        """Return the loss."""
+
+    def curvature(self, constants: Tensors) -> Tensor | None:
+        """Return the curvature among the constants, for a person to see."""
+        return None
+
     def forward(
         self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
     ) -> Objective:
@@ -62,6 +123,36 @@ class AbstractObjective(nn.Module, ABC):
             progress: how much of the training is done, from 0 to 1, for what ramps up.
             weight: the regulariser's lambda, where the objective has one.
         """
+        run = self.compiled or Compiled(self.of_weights, self.of_batch, self.rate)
+        with aside(x.device):
+            constants = _apart(run.of_weights())
+        seen = _apart(run.of_batch(model, x, y))
+        rejoin(x.device)
+        loss = run.rate(seen, constants, y, progress, weight)
+        shown = self.curvature(constants)
+        parameters = tuple(model.parameters())
+        return Objective(loss, seen, constants, parameters, None if shown is None else shown.detach())
+
+    def compile_pieces(self, backend: str = "inductor") -> None:
+        """Let torch compile each of the three pieces: fewer and larger kernels, the same numbers but for rounding.
+
+        Raises, at the first call: whatever torch.compile does where it cannot.
+        """
+        self.compiled = Compiled(
+            torch.compile(self.of_weights, backend=backend, fullgraph=True),
+            torch.compile(self.of_batch, backend=backend, fullgraph=True),
+            torch.compile(self.rate, backend=backend, fullgraph=True),
+        )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """The three pieces of an objective as they are run."""
+
+    of_weights: Callable[[], Tensors]
+    of_batch: Callable[[nn.Module, Tensor, Tensor], Tensors]
+    rate: Callable[[Tensors, Tensors, Tensor, float | Tensor, float | Tensor], Tensor]
 
 
 @final
@@ -79,12 +170,19 @@ class Standard(AbstractObjective):
         super().__init__()
         self.tau = tau
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return nothing."""
+        return ()
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits."""
+        return (model(x),)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the cross-entropy of the batch."""
-        logits = model(x)
-        return Objective(margin_cross_entropy(logits, y, self.tau), logits)
+        return margin_cross_entropy(seen[0], y, self.tau)
 
 
 @final
@@ -98,19 +196,25 @@ class CurvatureRegularised(AbstractObjective):
         super().__init__()
         self.constants, self.tau, self.nu = constants, tau, nu
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return the curvature and, where there is a margin, the Lipschitz constant."""
+        now = self.constants()
+        return (now.curvature.to(now.dtype), *((now.lipschitz.to(now.dtype),) if self.nu else ()))
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits."""
+        return (model(x),)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the regularised cross-entropy of the batch."""
-        with aside(x.device):
-            now = self.constants()
-            K = now.curvature.to(x.dtype)
-            margin = lipschitz_margin(self.nu, now.lipschitz.to(x.dtype)) if self.nu else 0.0
-        logits = model(x)
-        rejoin(x.device)
-        parts = (weight * K, margin_cross_entropy(logits, y, self.tau, margin))
-        # The margin hangs on the same norms as K: then the two are differentiated together.
-        return Objective(parts[0] + parts[1], logits, K.detach(), () if self.nu else parts)
+        margin = lipschitz_margin(self.nu, constants[1]) if self.nu else 0.0
+        return margin_cross_entropy(seen[0], y, self.tau, margin) + weight * constants[0]
+
+    def curvature(self, constants: Tensors) -> Tensor:
+        """Return the curvature."""
+        return constants[0]
 
 
 @final
@@ -124,13 +228,20 @@ class LipschitzMargin(AbstractObjective):
         super().__init__()
         self.constants, self.tau, self.nu = constants, tau, nu
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return the Lipschitz constant."""
+        now = self.constants()
+        return (now.lipschitz.to(now.dtype),)
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits."""
+        return (model(x),)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the margin cross-entropy of the batch."""
-        logits = model(x)
-        margin = lipschitz_margin(self.nu, self.constants().lipschitz.to(logits.dtype))
-        return Objective(margin_cross_entropy(logits, y, self.tau, margin), logits)
+        return margin_cross_entropy(seen[0], y, self.tau, lipschitz_margin(self.nu, constants[0]))
 
 
 @final
@@ -143,17 +254,25 @@ class RadiusReward(AbstractObjective):
         super().__init__()
         self.constants, self.tau, self.g, self.gradients = constants, tau, g, gradients
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return the curvature of every pair."""
+        return (self.constants().pair_curvature,)
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits and the norms of the pairs' gradients."""
+        return _with_gradients(model, x, y, self.gradients)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the rewarded cross-entropy of the batch."""
-        with aside(x.device):
-            K = self.constants().pair_curvature
-        logits, norms = _with_gradients(model, x, y, self.gradients)
-        rejoin(x.device)
+        (logits, norms), (K,) = seen, constants
         radii = curvature_radii(logits, y, norms, K)
-        loss = margin_cross_entropy(logits, y, self.tau) + weight * reward(logits, y, radii, self.g)
-        return Objective(loss, logits, K.detach().amax())
+        return margin_cross_entropy(logits, y, self.tau) + weight * reward(logits, y, radii, self.g)
+
+    def curvature(self, constants: Tensors) -> Tensor:
+        """Return the largest curvature of a pair."""
+        return constants[0].detach().amax()
 
 
 @final
@@ -164,13 +283,21 @@ class CertifiedRadiusMaximisation(AbstractObjective):
         super().__init__()
         self.constants, self.tau, self.sharpness, self.g = constants, tau, sharpness, hinge(target)
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return the Lipschitz constant of every pair."""
+        return (self.constants().pair_lipschitz,)
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits."""
+        return (model(x),)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the rewarded cross-entropy of the batch."""
-        logits = model(x)
-        radii = soft_lipschitz_radii(logits, y, self.constants().pair_lipschitz, self.sharpness)
-        return Objective(margin_cross_entropy(logits, y, self.tau) + weight * reward(logits, y, radii, self.g), logits)
+        logits = seen[0]
+        radii = soft_lipschitz_radii(logits, y, constants[0], self.sharpness)
+        return margin_cross_entropy(logits, y, self.tau) + weight * reward(logits, y, radii, self.g)
 
 
 @final
@@ -200,16 +327,25 @@ class CertifiedMargin(AbstractObjective):
         self.constants, self.epsilon, self.tau = constants, epsilon, tau
         self.ramp_share, self.gradients = ramp_share, gradients
 
-    def forward(
-        self, model: nn.Module, x: Tensor, y: Tensor, progress: float | Tensor = 1.0, weight: float | Tensor = 1.0
-    ) -> Objective:
+    def of_weights(self) -> Tensors:
+        """Return the curvature of every pair."""
+        return (self.constants().pair_curvature,)
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits and the norms of the pairs' gradients."""
+        return _with_gradients(model, x, y, self.gradients)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
         """Return the certified-margin loss of the batch."""
-        with aside(x.device):
-            K = self.constants().pair_curvature
-        logits, norms = _with_gradients(model, x, y, self.gradients)
-        rejoin(x.device)
+        (logits, norms), (K,) = seen, constants
         epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
-        return Objective(certified_margin_loss(logits, y, norms, K, epsilon, self.tau), logits, K.detach().amax())
+        return certified_margin_loss(logits, y, norms, K, epsilon, self.tau)
+
+    def curvature(self, constants: Tensors) -> Tensor:
+        """Return the largest curvature of a pair."""
+        return constants[0].detach().amax()
 
 
 def _with_gradients(model: nn.Module, x: Tensor, y: Tensor, gradients: Gradients) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Differentiating `autograd.grad(..., create_graph=True)` once more makes torch co
 Written out, :math:`g \mapsto W^T(\phi'(z) \circ g)` is made of ordinary layers, whose own gradients are fast.
 """
 
-from functools import singledispatch
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,20 @@ from curvcert.nn import Normalise, PadChannels, ScaledAveragePool2d, SLLConv2d, 
 # Covectors g have the shape (rows, batch, *out_shape); what a rule returns, (rows, batch, *in_shape).
 
 
-@singledispatch
+Rule = Callable[..., Tensor]
+
+_RULES: dict[type[nn.Module], Rule] = {}
+"""By the type of the module itself: a subclass may compute anything.  A plain table, which torch.compile can read."""
+
+
+def _rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(kinds, rule))
+        return rule
+
+    return register
+
+
 def pull_back(module: nn.Module, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     """Return Dh(x)' g of a module with y = h(x); by the table's derivative for an activation.
 
@@ -25,7 +38,10 @@ def pull_back(module: nn.Module, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     >>> pull_back(layer, x, layer(x), torch.tensor([[[2.0]]]))
     tensor([[[2.]]])
     """
-    return activations.from_module(module).derivative(x) * g
+    rule = _RULES.get(type(module))
+    if rule is None:
+        return activations.from_module(module).derivative(x) * g
+    return rule(module, x, y, g)
 
 
 def has_rule(module: nn.Module) -> bool:
@@ -34,7 +50,7 @@ def has_rule(module: nn.Module) -> bool:
     >>> has_rule(nn.Linear(1, 1)), has_rule(nn.LayerNorm(1))
     (True, False)
     """
-    if type(module) in pull_back.registry:
+    if type(module) in _RULES:
         return True
     try:
         activations.from_module(module)
@@ -70,13 +86,13 @@ def _split(images: Tensor, g: Tensor) -> Tensor:
     return images.reshape(*g.shape[:2], *images.shape[1:])
 
 
-@pull_back.register
-def _(module: nn.Linear, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Linear)
+def _through_linear(module: nn.Linear, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g @ module.weight
 
 
-@pull_back.register
-def _(module: nn.Conv2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Conv2d)
+def _through_conv2d(module: nn.Conv2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return _convolved_back(module, x, g)
 
 
@@ -95,59 +111,58 @@ def _convolved_back(module: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
     return _split(image, g)
 
 
-@pull_back.register
-def _(module: nn.Tanh, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Tanh)
+def _through_tanh(module: nn.Tanh, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return (1 - y * y) * g
 
 
-@pull_back.register
-def _(module: nn.Sigmoid, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Sigmoid)
+def _through_sigmoid(module: nn.Sigmoid, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return y * (1 - y) * g
 
 
-@pull_back.register(nn.Identity)
-def _(module: nn.Identity, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Identity)
+def _through_identity(module: nn.Identity, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g
 
 
-@pull_back.register(nn.Flatten)
-@pull_back.register(nn.Unflatten)
-def _(module: nn.Module, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(nn.Flatten, nn.Unflatten)
+def _through_reshape(module: nn.Module, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g.reshape(len(g), *x.shape)
 
 
-@pull_back.register
-def _(module: Normalise, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(Normalise)
+def _through_normalise(module: Normalise, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g / module.std.reshape(-1, *(1,) * (x.dim() - 2))
 
 
-@pull_back.register
-def _(module: PadChannels, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(PadChannels)
+def _through_pad_channels(module: PadChannels, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g[:, :, : x.shape[1]]
 
 
-@pull_back.register
-def _(module: ScaledAveragePool2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(ScaledAveragePool2d)
+def _through_scaled_average_pool2d(module: ScaledAveragePool2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     k = module.kernel_size
     spread = _split(F.interpolate(_joined(g) / k, scale_factor=k, mode="nearest"), g)
     return F.pad(spread, (0, x.shape[3] - spread.shape[4], 0, x.shape[2] - spread.shape[3]))
 
 
-@pull_back.register
-def _(module: UnitRowLinear, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(UnitRowLinear)
+def _through_unit_row_linear(module: UnitRowLinear, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     return g @ module.effective()
 
 
-@pull_back.register
-def _(module: SLLDense, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(SLLDense)
+def _through_sll_dense(module: SLLDense, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     weight, diagonal = module.effective()
     z = F.linear(x, weight, module.bias)
     inner = pull_back(module.activation, z, module.activation(z), (g @ weight.T) * diagonal)
     return g - inner @ weight
 
 
-@pull_back.register
-def _(module: SLLConv2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+@_rule(SLLConv2d)
+def _through_sll_conv2d(module: SLLConv2d, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
     weight, diagonal = module.effective()
     z = F.conv2d(x, weight, module.bias, padding=module.padding)
     image = _split(F.conv2d(_joined(g), weight, padding=module.padding), g)

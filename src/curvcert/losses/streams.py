@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-_SIDE: dict[torch.device, torch.cuda.Stream] = {}
-"""One side stream a device, made when it is first needed."""
+_SIDE: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
+"""One side stream for each stream that works, made when it is first needed."""
 
 
 @contextmanager
@@ -18,13 +18,17 @@ def aside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    side = _SIDE.setdefault(device, torch.cuda.Stream(device))
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
+    current = torch.cuda.current_stream(device)
+    if current not in _SIDE:
+        _SIDE[current] = torch.cuda.Stream(device)
+    _SIDE[current].wait_stream(current)
+    with torch.cuda.stream(_SIDE[current]):
         yield
 
 
 def rejoin(device: torch.device) -> None:
     """Let the current stream wait for what was run aside."""
-    if device.type == "cuda" and device in _SIDE:
-        torch.cuda.current_stream(device).wait_stream(_SIDE[device])
+    if device.type == "cuda":
+        current = torch.cuda.current_stream(device)
+        if current in _SIDE:
+            current.wait_stream(_SIDE[current])

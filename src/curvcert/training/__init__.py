@@ -1,6 +1,7 @@
 """Training networks whose certificates are large: recipes, a loop that survives being killed, checkpoints."""
 
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from curvcert.training.distributed import Place, Ranks, RanksApart, joined, place_from
 from curvcert.training.loop import TrainingResult, train
 from curvcert.training.model_file import load_model, save_model
 from curvcert.training.multiplier import Multiplier
@@ -10,14 +11,19 @@ from curvcert.training.trainer import Trainer, make_model
 __all__ = [
     "Checkpoint",
     "Multiplier",
+    "Place",
+    "Ranks",
+    "RanksApart",
     "Recipe",
     "Trainer",
     "TrainingResult",
     "checkpoints",
+    "joined",
     "load_checkpoint",
     "load_model",
     "load_recipe",
     "make_model",
+    "place_from",
     "recipe_from_dict",
     "recipe_names",
     "save_checkpoint",

@@ -1,6 +1,9 @@
 """A training step as one CUDA graph: launched once, without the host in between."""
 
-from collections.abc import Callable, Iterator
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,25 +12,42 @@ WARM_UP = 3
 """Steps before a capture, on a stream of their own: libraries choose their algorithms and make their buffers."""
 
 
-def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that replays one step; the step reads no value on the host and keeps its tensors in place.
+def captured(*steps: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that replays one step, or one of each of several that share nothing, side by side.
 
-    Takes `WARM_UP` real steps, and captures one without taking it.
+    A step reads no value on the host and keeps its tensors in place.  Takes `WARM_UP` real steps, and captures one
+    without taking it.
 
     Raises:
-        RuntimeError: the step cannot be captured; torch says why.
+        RuntimeError: a step cannot be captured; torch says why.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # On a stream of its own, since graphs that share one share the libraries' work space, and may not run side by side.
-    with torch.cuda.graph(graph, stream=stream):
-        step()
+    # Each on a stream of its own: steps that share one share the libraries' work space, and may not run side by side.
+    streams = [torch.cuda.Stream() for _ in steps]
+    for _ in range(WARM_UP):
+        _side_by_side(steps, streams)
+    graph, whole = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    whole.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=whole):
+        _side_by_side(steps, streams)
     return graph.replay
+
+
+def _side_by_side(steps: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]) -> None:
+    for step, stream in zip(steps, streams, strict=True):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def missing_compiler() -> str | None:
+    """Return what torch.compile needs for CUDA and does not find here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
+        return "there is no C compiler, which triton needs"
+    return None
 
 
 @contextmanager

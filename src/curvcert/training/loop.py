@@ -1,25 +1,30 @@
 """`curvcert.training.train`: a run from its recipe to a certified model, that survives being killed."""
 
+import hashlib
+import io
 import json
 import math
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 
 from curvcert._version import __version__
 from curvcert.certificates import Certificate, certify
+from curvcert.certificates.certificate import concatenate
+from curvcert.certificates.evidence import Evidence
 from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidInput, TrainingDiverged
 from curvcert.network import trace
-from curvcert.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint, write_atomically
+from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint, write_atomically
+from curvcert.training.distributed import ALONE, Ranks, RanksApart
 from curvcert.training.evaluation import evaluate
 from curvcert.training.model_file import save_model
 from curvcert.training.recipe import Recipe
@@ -27,6 +32,11 @@ from curvcert.training.trainer import Trainer
 
 _READ_EVERY = 50
 """Steps between two looks at the loss: each waits for the device."""
+
+_HEED_EVERY = 8
+"""Steps after which several ranks tell each other of a Ctrl-C; one alone heeds it after every step."""
+
+_Record = TypeVar("_Record", Certificate, Evidence)
 
 
 @final
@@ -49,6 +59,7 @@ def train(
     certify_samples: int | None = None,
     tensorboard: bool = False,
     console: Console | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainingResult:
     """Train a model and certify it.
 
@@ -64,27 +75,30 @@ def train(
         certify_samples: how many test samples the last certification takes; all by default.
         tensorboard: also write TensorBoard's event files (extra `tensorboard`).
         console: where progress goes; standard error by default.
+        ranks: the processes that share the work, from `joined`; each calls this with the same arguments.  The
+            recipe's batch is that of all ranks together.  Rank 0 alone writes and speaks, and reads checkpoints.
 
     Raises:
         TrainingDiverged: the loss became NaN or infinite; the last good checkpoint is kept.
         InvalidInput: `out` holds another run, or a checkpoint cannot be used.
     """
     folder, console = Path(out), console or Console(stderr=True)
-    _require_device(device)
-    _require_writable(folder, resume)
-    train_data = load(recipe.data, "train", data_folder)
-    test_data = load(recipe.data, "test", data_folder)
+    if not ranks.is_first:
+        console = Console(file=io.StringIO(), quiet=True)
+    ranks.agreed(lambda: _require_device(device))
+    ranks.first(lambda: _require_writable(folder, resume))
+    train_data, test_data = _data(recipe, data_folder, ranks)
     with torch.random.fork_rng(devices=[]):
-        trainer = Trainer(recipe, train_data, device)
+        trainer = Trainer(recipe, train_data, device, ranks=ranks)
         if trainer.not_captured and trainer.device.type == "cuda":
             console.print(f"The step runs eagerly: it was not captured as a CUDA graph, since {trainer.not_captured}.")
         _restore(trainer, folder, resume, console)
-        write_atomically(folder / "recipe.json", json.dumps(recipe.as_dict(), indent=1).encode())
-        journal = _Journal(folder, trainer.step, tensorboard)
+        journal = ranks.first(lambda: _opened(trainer, folder, tensorboard))
         try:
             _run(trainer, folder, test_data, journal, console)
         finally:
-            journal.close()
+            if journal is not None:
+                journal.close()
         return _finish(trainer, folder, test_data, certify_samples, console)
 
 
@@ -132,19 +146,40 @@ def _require_writable(folder: Path, resume: bool | str | Path) -> None:
         raise InvalidInput(f"{folder} already holds a run. Go on with it by --resume, or choose another folder.")
 
 
+def _data(recipe: Recipe, folder: str | Path | None, ranks: Ranks) -> tuple[LabelledImages, LabelledImages]:
+    """Return the training and the test set; rank 0 goes first, so that one process downloads."""
+
+    def loaded() -> tuple[LabelledImages, LabelledImages]:
+        return load(recipe.data, "train", folder), load(recipe.data, "test", folder)
+
+    found = ranks.first(loaded)
+    return ranks.agreed(lambda: loaded() if found is None else found)
+
+
 def _restore(trainer: Trainer, folder: Path, resume: bool | str | Path, console: Console) -> None:
     if not resume:
         return
-    found = checkpoints(folder / "checkpoints") if resume is True else [Path(resume)]
-    if not found:
+    path, checkpoint = trainer.ranks.from_first(lambda: _newest(folder, resume))
+    if checkpoint is None:
         console.print(f"No checkpoint in {folder}: starting afresh.")
         return
-    trainer.restore(load_checkpoint(found[-1]))
-    console.print(f"Resumed from {found[-1]}, step {trainer.step} of {trainer.total_steps}.")
+    trainer.restore(checkpoint)
+    console.print(f"Resumed from {path}, step {trainer.step} of {trainer.total_steps}.")
 
 
-def _run(trainer: Trainer, folder: Path, test: LabelledImages, journal: "_Journal", console: Console) -> None:
-    recipe, spe = trainer.recipe, trainer.steps_per_epoch
+def _newest(folder: Path, resume: bool | str | Path) -> tuple[Path, Checkpoint | None]:
+    found = checkpoints(folder / "checkpoints") if isinstance(resume, bool) else [Path(resume)]
+    return (found[-1], load_checkpoint(found[-1])) if found else (folder, None)
+
+
+def _opened(trainer: Trainer, folder: Path, tensorboard: bool) -> "_Journal":
+    """Write the recipe, and return the journal."""
+    write_atomically(folder / "recipe.json", json.dumps(trainer.recipe.as_dict(), indent=1).encode())
+    return _Journal(folder, trainer.step, tensorboard)
+
+
+def _run(trainer: Trainer, folder: Path, test: LabelledImages, journal: "_Journal | None", console: Console) -> None:
+    recipe, spe, ranks = trainer.recipe, trainer.steps_per_epoch, trainer.ranks
     started, first = time.monotonic(), trainer.step
     with _Interrupts() as interrupts, _progress(console) as bar:
         task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, shown="")
@@ -154,18 +189,46 @@ def _run(trainer: Trainer, folder: Path, test: LabelledImages, journal: "_Journa
             step, ends_epoch = trainer.step, trainer.step % spe == 0
             epoch, done = step // spe, step == trainer.total_steps
             if step % _READ_EVERY == 0 or ends_epoch:
-                latest = _checked(trainer, folder)
+                latest = ranks.agreed(lambda: _checked(trainer, folder))
                 rate = (step - first) / max(time.monotonic() - started, 1e-9)
                 bar.update(task, completed=step, shown=_shown(latest, rate))
             if ends_epoch and (epoch % recipe.evaluate_every == 0 or done):
-                found = evaluate(trainer.trained, test, recipe.epsilons, recipe.evaluate_samples)
-                journal.write(step, epoch, {**latest, **{f"test_{key}": value for key, value in found.items()}})
-            if (ends_epoch and (epoch % recipe.checkpoint_every == 0 or done)) or interrupts.wanted:
-                _require_finite_weights(trainer, folder)
-                kept = save_checkpoint(folder / "checkpoints", trainer.checkpoint())
-                if interrupts.wanted:
+                _evaluate(trainer, test, journal, latest)
+            heeded = ranks.place.alone or ends_epoch or step % _HEED_EVERY == 0
+            stop = heeded and ranks.any(interrupts.wanted)
+            if (ends_epoch and (epoch % recipe.checkpoint_every == 0 or done)) or stop:
+                kept = _keep(trainer, folder)
+                if stop:
                     console.print(f"Stopped at step {trainer.step}. Kept {kept}. Go on with --resume.")
                     raise KeyboardInterrupt
+
+
+def _evaluate(trainer: Trainer, test: LabelledImages, journal: "_Journal | None", latest: dict[str, float]) -> None:
+    def written() -> None:
+        if journal is not None:
+            found = evaluate(trainer.trained, test, trainer.recipe.epsilons, trainer.recipe.evaluate_samples)
+            values = {**latest, **{f"test_{key}": value for key, value in found.items()}}
+            journal.write(trainer.step, trainer.step // trainer.steps_per_epoch, values)
+
+    trainer.ranks.first(written)
+
+
+def _keep(trainer: Trainer, folder: Path) -> Path | None:
+    """Save a checkpoint and return its path, on rank 0; raise on all ranks if the state is not a good one."""
+    ranks = trainer.ranks
+    ranks.agreed(lambda: _require_finite_weights(trainer, folder))
+    if not ranks.place.alone:
+        ranks.require_same(_digest(trainer), "the state")
+    return ranks.first(lambda: save_checkpoint(folder / "checkpoints", trainer.checkpoint()))
+
+
+def _digest(trainer: Trainer) -> str:
+    """Return the SHA-256 of the weights, the singular vectors, lambda and the optimiser's moments."""
+    found = hashlib.sha256()
+    for name, tensor in trainer.checkpoint().tensors.items():
+        if name != "run.random_state":
+            found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _checked(trainer: Trainer, folder: Path) -> dict[str, float]:
@@ -248,11 +311,10 @@ def _finish(
     trainer: Trainer, folder: Path, test: LabelledImages, samples: int | None, console: Console
 ) -> TrainingResult:
     """Write the model, certify it soundly, and write what came out."""
-    recipe, model = trainer.recipe, trainer.trained.eval()
-    save_model(folder / "model.safetensors", model, recipe)
+    recipe, model, ranks = trainer.recipe, trainer.trained.eval(), trainer.ranks
+    ranks.first(lambda: save_model(folder / "model.safetensors", model, recipe))
     x, y = test.as_float64()[:samples].to(trainer.device), test.labels[:samples].to(trainer.device)
-    network = trace(model, x[:1].to(next(model.parameters()).dtype))
-    certificate = certify(network, x, y, epsilons=recipe.epsilons, progress=console.is_terminal)
+    certificate = _certified(trainer, model, x, y, console)
     accuracy = float(certificate.correct.double().mean())
     result = {
         "curvcert": __version__,
@@ -262,5 +324,34 @@ def _finish(
         "accuracy": accuracy,
         "certified": {f"{eps:.6g}": certificate.certified_accuracy(eps) for eps in recipe.epsilons},
     }
-    write_atomically(folder / "result.json", json.dumps(result, indent=1).encode())
+    ranks.first(lambda: write_atomically(folder / "result.json", json.dumps(result, indent=1).encode()))
     return TrainingResult(model, certificate, accuracy, folder)
+
+
+def _certified(trainer: Trainer, model: nn.Module, x: Tensor, y: Tensor, console: Console) -> Certificate:
+    """Certify samples, each rank its share of them, and return the certificate of all."""
+    ranks, epsilons = trainer.ranks, trainer.recipe.epsilons
+    network = trace(model, x[:1].to(next(model.parameters()).dtype))
+    share = ranks.place.share(len(x))
+    if ranks.place.alone:
+        return certify(network, x, y, epsilons=epsilons, progress=console.is_terminal)
+
+    def part() -> Certificate | None:
+        if share.start == share.stop:
+            return None
+        shown = console.is_terminal and ranks.is_first
+        return _on_host(certify(network, x[share], y[share], epsilons=epsilons, progress=shown))
+
+    parts = ranks.gathered(ranks.agreed(part))
+    certificate = concatenate([found for found in parts if found is not None])
+    if not torch.equal(certificate.label, y.cpu()):
+        raise RanksApart(f"Expected {len(y)} certified samples in order, got {len(certificate)} from the ranks.")
+    return certificate
+
+
+def _on_host(record: _Record) -> _Record:
+    """Return a certificate, its evidence included, with its tensors in the memory of the host."""
+    held = {field.name: getattr(record, field.name) for field in fields(record)}
+    moved: dict[str, Any] = {name: value.cpu() for name, value in held.items() if isinstance(value, Tensor)}
+    moved |= {name: _on_host(value) for name, value in held.items() if isinstance(value, Evidence)}
+    return replace(record, **moved)

@@ -20,12 +20,16 @@ from curvcert.errors import InvalidInput
 from curvcert.losses import Constants, accuracy
 from curvcert.nn.architectures import INPUT_SHAPES, architecture
 from curvcert.training.checkpoint import Checkpoint
-from curvcert.training.cuda_graph import captured, training_arithmetic
+from curvcert.training.cuda_graph import captured, missing_compiler, training_arithmetic
+from curvcert.training.distributed import ALONE, Ranks
 from curvcert.training.objective import make_multiplier, make_objective
 from curvcert.training.recipe import Recipe, recipe_from_dict
 
 MAY_CHANGE = ("evaluate_every", "evaluate_samples", "checkpoint_every", "epsilons")
 """The fields that may differ on resuming: they decide what is shown and kept, not what is computed."""
+
+COMPILE_FROM = 20_000
+"""Steps of a run from which on compiling pays: it takes about half a minute, and saves about a millisecond a step."""
 
 
 @final
@@ -41,14 +45,23 @@ class Trainer:
     """
 
     def __init__(
-        self, recipe: Recipe, data: LabelledImages, device: torch.device | str = "cpu", capture: bool = True
+        self,
+        recipe: Recipe,
+        data: LabelledImages,
+        device: torch.device | str = "cpu",
+        capture: bool = True,
+        ranks: Ranks = ALONE,
+        compiled: bool | None = None,
     ) -> None:
         """Start a run at step 0, its weights drawn from the recipe's seed.
 
         On CUDA the step is captured as one graph; where that fails, or `capture` is off, it runs eagerly, and
-        `not_captured` says why.
+        `not_captured` says why.  Its pieces are compiled first if `compiled` says so, by default where the run is long
+        enough to gain the time back; where that fails, `not_compiled` says why.
+
+        Of several ranks each takes its share of every batch; their states stay the same.
         """
-        self.recipe, self.device = recipe, torch.device(device)
+        self.recipe, self.device, self.ranks = recipe, torch.device(device), ranks
         self.loader = DeviceLoader(data, recipe.batch_size, recipe.seed, _augmentation(recipe), self.device)
         self.model = make_model(recipe, data).to(self.device)
         example = torch.zeros(1, *data.shape, device=self.device)
@@ -71,7 +84,11 @@ class Trainer:
         self.step = 0
         self._run: Callable[[], None] = self._advance
         self.not_captured: str | None = None
-        self._make_buffers(capture)
+        self._loss = ALONE.loss_of(self.model, self.objective, self.multiplier)
+        self.not_compiled: str | None = None
+        self._batch = self.loader.batch
+        self._make_buffers(capture, compiled)
+        self._loss = ranks.loss_of(self.model, self.objective, self.multiplier)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -96,20 +113,23 @@ class Trainer:
         self.step += 1
 
     def _advance(self) -> None:
-        x, y = self.loader.batch(self._plan, self._count % self.steps_per_epoch)
+        place, size = self.ranks.place, self.recipe.batch_size
+        x, y = self._batch(self._plan, self._count % self.steps_per_epoch, place.rank, place.size)
         progress = (self._count / self.total_steps).to(torch.float32)
         self._rate.copy_(_cosine(progress, self.recipe.learning_rate, self.recipe.final_learning_rate))
         self._optimiser.zero_grad(set_to_none=True)
-        found = self.objective(self.model, x, y, progress, self.multiplier.value)
-        found.backward()
+        found = self._loss(x, y, progress)
+        self.ranks.differentiate(found, len(y), size)
         if self.recipe.clip:
             nn.utils.clip_grad_norm_(self._parameters, self.recipe.clip)
         self._optimiser.step()
         right = accuracy(found.logits.detach(), y)
         with torch.no_grad():
-            self.multiplier.update(right)
             curvature = torch.zeros_like(right) if found.curvature is None else found.curvature.to(right)
-            self._tally += torch.stack([torch.ones_like(right), found.loss.detach().to(right), right, curvature])
+            means = torch.stack([torch.ones_like(right), found.loss.detach().to(right), right, curvature])
+            means = self.ranks.averaged(means, len(y), size)
+            self.multiplier.update(means[2])
+            self._tally += means
             if self.average is not None:
                 for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
                     mean.lerp_(parameter, 1 - self.recipe.weight_average)
@@ -182,21 +202,48 @@ class Trainer:
             else:
                 tensor.copy_(tensors[key])
 
-    def _make_buffers(self, capture: bool) -> None:
+    def _make_buffers(self, capture: bool, compiled: bool | None) -> None:
         """Take steps and undo them: norms and the optimiser make their buffers at their first calls."""
         fresh = {key: value.clone() for key, value in self._tensors().items()}
         self._advance()
+        self._compile(compiled)
         self._capture(capture)
         self._restore_tensors({key: fresh.get(key, torch.zeros_like(v)) for key, v in self._tensors().items()})
         for module in self.objective.modules():
             if isinstance(module, Constants):
                 module.restart()
 
+    def _compile(self, wanted: bool | None) -> None:
+        self.not_compiled = self._reason_not_to_compile(wanted)
+        if self.not_compiled is not None:
+            return
+        self.objective.compile_pieces()
+        self._batch = torch.compile(self.loader.batch, fullgraph=True)
+        try:
+            with training_arithmetic():
+                self._advance()
+        except RuntimeError as error:  # torch's own errors about compiling are RuntimeErrors
+            self.objective.compiled, self._batch = None, self.loader.batch
+            self.not_compiled = str(error).splitlines()[0]
+
+    def _reason_not_to_compile(self, wanted: bool | None) -> str | None:
+        if wanted is False:
+            return "it was asked not to be"
+        if self.device.type != "cuda":
+            return f"the device is {self.device.type}, and only CUDA gains"
+        if not self.ranks.place.alone:
+            return "several ranks share it"
+        if wanted is None and self.total_steps < COMPILE_FROM:
+            return f"{self.total_steps} steps are too few to gain back the time that compiling takes"
+        return missing_compiler()
+
     def _capture(self, wanted: bool) -> None:
         if self.device.type != "cuda":
             self.not_captured = f"the device is {self.device.type}, and only CUDA has graphs"
         elif not wanted:
             self.not_captured = "it was asked not to be"
+        elif not self.ranks.place.alone:
+            self.not_captured = "several ranks share it, and what they exchange is not captured"
         else:
             try:
                 with training_arithmetic(), warnings.catch_warnings():
