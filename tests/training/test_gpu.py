@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from curvcert.data import LabelledImages
-from curvcert.training import Recipe, Trainer
-from curvcert.training.cuda_graph import captured, missing_compiler
+from curvcert.training import Recipe, SideBySide, Trainer
+from curvcert.training.cuda_graph import missing_compiler
 
 pytestmark = pytest.mark.gpu
 
@@ -101,12 +101,12 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(after(again, 6), wanted, strict=True))
 
 
-def test_several_steps_replay_side_by_side() -> None:
-    trainers = [Trainer(recipe(seed=seed), images(), "cuda", capture=False) for seed in (0, 1)]
-    lone = [after(Trainer(recipe(seed=seed), images(), "cuda", capture=False), 5) for seed in (0, 1)]
-    replay = captured(*(trainer._advance for trainer in trainers))
-    for _ in range(2):  # after three to warm up
-        replay()
-    torch.cuda.synchronize()
-    for trainer, wanted in zip(trainers, lone, strict=True):
-        require_close([p.detach().cpu() for p in trainer.trained.parameters()], wanted, 1e-3)
+def test_runs_side_by_side_are_one_graph() -> None:
+    recipes = [recipe(seed=0), recipe(seed=1, epsilon=0.3)]
+    together = SideBySide(recipes, images(), "cuda")
+    assert together.not_captured is None
+    for _ in range(5):
+        together.advance()
+    for trainer, alone in zip(together.trainers, recipes, strict=True):
+        found = [p.detach().cpu() for p in trainer.trained.parameters()]
+        require_close(found, after(Trainer(alone, images(), "cuda"), 5), 1e-3)

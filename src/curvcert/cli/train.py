@@ -11,8 +11,20 @@ from curvcert._version import __version__
 from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
-from curvcert.training import TrainingResult, checkpoints, load_recipe, recipe_names, train
+from curvcert.training import (
+    Recipe,
+    TrainingResult,
+    checkpoints,
+    load_recipe,
+    recipe_names,
+    train,
+    train_side_by_side,
+)
 from curvcert.training.distributed import joined, place_from
+from curvcert.training.side_by_side import ALIKE
+
+MODEL = "model.safetensors"
+"""The file of a trained model, in the folder of its run."""
 
 
 def train_command(
@@ -23,6 +35,13 @@ def train_command(
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be given many times."),
+    ] = None,
+    each: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD=A,B,C",
+            help="Train one model for each value, side by side: seed=0,1,2. On a GPU their steps are one graph.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
     resume_from: Annotated[Path | None, typer.Option(help="Go on from this checkpoint instead.")] = None,
@@ -47,6 +66,10 @@ def train_command(
 
         curvcert train --recipe digits --out runs/digits --resume
 
+    Several seeds, or values of another field, side by side; each has a folder of its own, runs/seeds/seed-0 and so on:
+
+        curvcert train --recipe digits --out runs/seeds --each seed=0,1
+
     Several processes share each batch under torchrun; on GPUs, one process a GPU:
 
         torchrun --standalone --nproc-per-node 2 -m curvcert train --recipe digits --out runs/shared
@@ -56,6 +79,11 @@ def train_command(
     changes = dict(_assignment(text) for text in change or [])
     chosen = load_recipe(recipe).updated(changes)
     place = place_from()
+    if each is not None:
+        if not place.alone or resume_from is not None:
+            raise InvalidInput("--each trains in one process, and goes on with --resume alone. Leave out the other.")
+        _train_each(each_recipe(chosen, each), out, resume, device, data_folder, samples, tensorboard, json, quiet)
+        return
     if place.restarted and (resume_from is None or checkpoints(out / "checkpoints")):
         resume, resume_from = True, None
     with joined(place, device) as ranks:
@@ -72,16 +100,55 @@ def train_command(
         )
     if not place.is_first:
         return
-    output, path = Output(json, quiet), result.folder / "model.safetensors"
+    output, path = Output(json, quiet), result.folder / MODEL
     output.show(accuracy_table(result, chosen.epsilons), f"The model: {path}")
     output.answer(str(path), _facts(result, chosen.epsilons))
 
 
-def accuracy_table(result: TrainingResult, epsilons: tuple[float, ...]) -> Table:
+def each_recipe(recipe: Recipe, each: str) -> dict[str, Recipe]:
+    """Return a recipe for each value of a field, by the name of its folder.
+
+    >>> list(each_recipe(load_recipe("digits"), "seed=0,1"))
+    ['seed-0', 'seed-1']
+
+    Raises:
+        InvalidInput: it is no such list, or runs side by side cannot differ in that field.
+    """
+    name, values = _assignment(each, "--each expects FIELD=A,B,C, such as --each seed=0,1,2")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not found or len(set(found)) < len(found):
+        raise InvalidInput(f"--each expects different values, as in seed=0,1,2, got {each!r}.")
+    if name in (*ALIKE, "epsilons", "evaluate_samples"):
+        raise InvalidInput(f"Runs side by side have the same {name}. Change it for all of them by --set {name}=VALUE.")
+    return {f"{name}-{value}": recipe.updated({name: value}) for value in found}
+
+
+def _train_each(
+    recipes: dict[str, Recipe],
+    out: Path,
+    resume: bool,
+    device: str,
+    data_folder: Path | None,
+    samples: int | None,
+    tensorboard: bool,
+    json: bool,
+    quiet: bool,
+) -> None:
+    console = Console(stderr=True, quiet=quiet)
+    results = train_side_by_side(recipes, out, resume, device, data_folder, samples, tensorboard, console)
+    output = Output(json, quiet)
+    for name, result in results.items():
+        output.show(accuracy_table(result, recipes[name].epsilons, name), f"The model: {result.folder / MODEL}")
+    facts = [{"name": name, **_facts(result, recipes[name].epsilons)} for name, result in results.items()]
+    paths = "\n".join(str(result.folder / MODEL) for result in results.values())
+    output.answer(paths, {"command": "train", "runs": facts})
+
+
+def accuracy_table(result: TrainingResult, epsilons: tuple[float, ...], name: str = "") -> Table:
     """Return what is proven about a trained model: a row for each radius."""
     certificate = result.certificate
     table = Table(
-        title=f"Certified accuracy on {len(certificate)} test samples, l2",
+        title=f"Certified accuracy{name and f' of {name}'} on {len(certificate)} test samples, l2",
         caption="proven for every point within the radius; the attacked share is what witnesses leave",
     )
     table.add_column("radius", justify="right")
@@ -100,7 +167,7 @@ def _facts(result: TrainingResult, epsilons: tuple[float, ...]) -> dict[str, obj
     return {
         "command": "train",
         "curvcert": __version__,
-        "model": str(result.folder / "model.safetensors"),
+        "model": str(result.folder / MODEL),
         "samples": len(certificate),
         "accuracy": result.accuracy,
         "at": [
@@ -114,8 +181,8 @@ def _facts(result: TrainingResult, epsilons: tuple[float, ...]) -> dict[str, obj
     }
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def _assignment(text: str, expected: str = "--set expects FIELD=VALUE, such as --set epochs=10") -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise InvalidInput(f"--set expects FIELD=VALUE, such as --set epochs=10, got {text!r}.")
+        raise InvalidInput(f"{expected}, got {text!r}.")
     return name.strip(), value.strip()

@@ -2,10 +2,11 @@
 
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import Place, Ranks, RanksApart, joined, place_from
-from curvcert.training.loop import TrainingResult, train
+from curvcert.training.loop import TrainingResult, train, train_side_by_side
 from curvcert.training.model_file import load_model, save_model
 from curvcert.training.multiplier import Multiplier
 from curvcert.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_names
+from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer, make_model
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Ranks",
     "RanksApart",
     "Recipe",
+    "SideBySide",
     "Trainer",
     "TrainingResult",
     "checkpoints",
@@ -29,4 +31,5 @@ __all__ = [
     "save_checkpoint",
     "save_model",
     "train",
+    "train_side_by_side",
 ]

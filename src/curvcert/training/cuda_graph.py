@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,6 +31,17 @@ def captured(*steps: Callable[[], None]) -> Callable[[], None]:
     with torch.cuda.graph(graph, stream=whole):
         _side_by_side(steps, streams)
     return graph.replay
+
+
+def captured_or_reason(*steps: Callable[[], None]) -> tuple[Callable[[], None] | None, str | None]:
+    """Capture training steps; return what replays them, or why they cannot be captured."""
+    try:
+        with training_arithmetic(), warnings.catch_warnings():
+            # A weight's gradient comes from two streams, the model's and its constants': torch waits for both.
+            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
+            return captured(*steps), None
+    except RuntimeError as error:
+        return None, str(error).splitlines()[0]
 
 
 def _side_by_side(steps: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]) -> None:

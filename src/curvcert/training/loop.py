@@ -7,7 +7,10 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -28,6 +31,7 @@ from curvcert.training.distributed import ALONE, Ranks, RanksApart
 from curvcert.training.evaluation import evaluate
 from curvcert.training.model_file import save_model
 from curvcert.training.recipe import Recipe
+from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer
 
 _READ_EVERY = 50
@@ -93,13 +97,70 @@ def train(
         if trainer.not_captured and trainer.device.type == "cuda":
             console.print(f"The step runs eagerly: it was not captured as a CUDA graph, since {trainer.not_captured}.")
         _restore(trainer, folder, resume, console)
-        journal = ranks.first(lambda: _opened(trainer, folder, tensorboard))
-        try:
-            _run(trainer, folder, test_data, journal, console)
-        finally:
+        with _begun([trainer], [folder], tensorboard) as runs:
+            _run(runs, trainer.advance, test_data, console)
+        return _finish(runs[0], test_data, certify_samples, console)
+
+
+def train_side_by_side(
+    recipes: Mapping[str, Recipe],
+    out: str | Path,
+    resume: bool = False,
+    device: torch.device | str = "cpu",
+    data_folder: str | Path | None = None,
+    certify_samples: int | None = None,
+    tensorboard: bool = False,
+    console: Console | None = None,
+) -> dict[str, TrainingResult]:
+    """Train several models together, such as the seeds of one recipe, and certify each.
+
+    On CUDA a step of all of them is one graph, which takes small networks to their ends sooner than one after another.
+    Each writes into a folder of its own, `out`/NAME, what `train` writes, and is resumed from the newest step of
+    which all of them have a checkpoint.  The other arguments are those of `train`.
+
+    Raises:
+        TrainingDiverged: the loss of one became NaN or infinite; the last good checkpoints are kept.
+        InvalidInput: the recipes differ in how many steps they take, or as for `train`.
+    """
+    folders, console = [Path(out) / name for name in recipes], console or Console(stderr=True)
+    _require_device(device)
+    for folder in folders:
+        _require_writable(folder, resume)
+    chosen = list(recipes.values())
+    with torch.random.fork_rng(devices=[]):
+        together = SideBySide(chosen, load(chosen[0].data, "train", data_folder), device)
+        test_data = load(chosen[0].data, "test", data_folder)
+        if together.not_captured and together.trainers[0].device.type == "cuda":
+            console.print(f"The steps run eagerly, one after another: {together.not_captured}.")
+        if resume:
+            _restore_all(together.trainers, folders, console)
+        with _begun(together.trainers, folders, tensorboard) as runs:
+            _run(runs, together.advance, test_data, console)
+        found = [_finish(run, test_data, certify_samples, console) for run in runs]
+    return dict(zip(recipes, found, strict=True))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RunInFolder:
+    """A run, where it is kept, and its journal, which rank 0 has."""
+
+    trainer: Trainer
+    folder: Path
+    journal: "_Journal | None"
+
+
+@contextmanager
+def _begun(trainers: Sequence[Trainer], folders: Sequence[Path], tensorboard: bool) -> Iterator[list[_RunInFolder]]:
+    """Write the recipes, and keep the journals open."""
+    with ExitStack() as stack:
+        runs = []
+        for trainer, folder in zip(trainers, folders, strict=True):
+            journal = trainer.ranks.first(partial(_opened, trainer, folder, tensorboard))
             if journal is not None:
-                journal.close()
-        return _finish(trainer, folder, test_data, certify_samples, console)
+                stack.callback(journal.close)
+            runs.append(_RunInFolder(trainer, folder, journal))
+        yield runs
 
 
 @final
@@ -167,6 +228,18 @@ def _restore(trainer: Trainer, folder: Path, resume: bool | str | Path, console:
     console.print(f"Resumed from {path}, step {trainer.step} of {trainer.total_steps}.")
 
 
+def _restore_all(trainers: Sequence[Trainer], folders: Sequence[Path], console: Console) -> None:
+    """Go on from the newest step of which every run has a checkpoint: a kill may have come between two savings."""
+    kept = [{path.name: path for path in checkpoints(folder / "checkpoints")} for folder in folders]
+    common = sorted(set.intersection(*(set(found) for found in kept)))
+    if not common:
+        console.print("No step of which all runs have a checkpoint: starting afresh.")
+        return
+    for trainer, found in zip(trainers, kept, strict=True):
+        trainer.restore(load_checkpoint(found[common[-1]]))
+    console.print(f"Resumed {len(trainers)} runs, step {trainers[0].step} of {trainers[0].total_steps}.")
+
+
 def _newest(folder: Path, resume: bool | str | Path) -> tuple[Path, Checkpoint | None]:
     found = checkpoints(folder / "checkpoints") if isinstance(resume, bool) else [Path(resume)]
     return (found[-1], load_checkpoint(found[-1])) if found else (folder, None)
@@ -178,32 +251,38 @@ def _opened(trainer: Trainer, folder: Path, tensorboard: bool) -> "_Journal":
     return _Journal(folder, trainer.step, tensorboard)
 
 
-def _run(trainer: Trainer, folder: Path, test: LabelledImages, journal: "_Journal | None", console: Console) -> None:
-    recipe, spe, ranks = trainer.recipe, trainer.steps_per_epoch, trainer.ranks
-    started, first = time.monotonic(), trainer.step
+def _run(runs: Sequence[_RunInFolder], advance: Callable[[], None], test: LabelledImages, console: Console) -> None:
+    """Take the runs, all at the same step, to their end."""
+    lead = runs[0].trainer
+    recipe, spe, ranks = lead.recipe, lead.steps_per_epoch, lead.ranks
+    started, first = time.monotonic(), lead.step
     with _Interrupts() as interrupts, _progress(console) as bar:
-        task = bar.add_task("training", total=trainer.total_steps, completed=trainer.step, shown="")
-        latest: dict[str, float] = {}
-        while trainer.step < trainer.total_steps:
-            trainer.advance()
-            step, ends_epoch = trainer.step, trainer.step % spe == 0
-            epoch, done = step // spe, step == trainer.total_steps
+        task = bar.add_task("training", total=lead.total_steps, completed=lead.step, shown="")
+        latest: list[dict[str, float]] = [{} for _ in runs]
+        while lead.step < lead.total_steps:
+            advance()
+            step, ends_epoch = lead.step, lead.step % spe == 0
+            epoch, done = step // spe, step == lead.total_steps
             if step % _READ_EVERY == 0 or ends_epoch:
-                latest = ranks.agreed(lambda: _checked(trainer, folder))
+                latest = [ranks.agreed(partial(_checked, run.trainer, run.folder)) for run in runs]
                 rate = (step - first) / max(time.monotonic() - started, 1e-9)
                 bar.update(task, completed=step, shown=_shown(latest, rate))
             if ends_epoch and (epoch % recipe.evaluate_every == 0 or done):
-                _evaluate(trainer, test, journal, latest)
+                for run, values in zip(runs, latest, strict=True):
+                    _evaluate(run, test, values)
             heeded = ranks.place.alone or ends_epoch or step % _HEED_EVERY == 0
             stop = heeded and ranks.any(interrupts.wanted)
             if (ends_epoch and (epoch % recipe.checkpoint_every == 0 or done)) or stop:
-                kept = _keep(trainer, folder)
+                kept = [_keep(run.trainer, run.folder) for run in runs]
                 if stop:
-                    console.print(f"Stopped at step {trainer.step}. Kept {kept}. Go on with --resume.")
+                    places = ", ".join(str(path) for path in kept)
+                    console.print(f"Stopped at step {step}. Kept {places}. Go on with --resume.")
                     raise KeyboardInterrupt
 
 
-def _evaluate(trainer: Trainer, test: LabelledImages, journal: "_Journal | None", latest: dict[str, float]) -> None:
+def _evaluate(run: _RunInFolder, test: LabelledImages, latest: dict[str, float]) -> None:
+    trainer, journal = run.trainer, run.journal
+
     def written() -> None:
         if journal is not None:
             found = evaluate(trainer.trained, test, trainer.recipe.epsilons, trainer.recipe.evaluate_samples)
@@ -265,10 +344,13 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _shown(latest: dict[str, float], rate: float) -> str:
+def _shown(latest: Sequence[dict[str, float]], rate: float) -> str:
+    """Return what a person wants to see: of several runs, their means."""
+    mean = {key: sum(values[key] for values in latest) / len(latest) for key in latest[0]}
+    runs = "" if len(latest) == 1 else f" of {len(latest)} runs"
     return (
-        f"loss {latest['loss']:.4g}, accuracy {100 * latest['accuracy']:.1f}%, K {latest['curvature']:.3g}, "
-        f"lambda {latest['weight']:.3g}, {rate:.3g} steps/s"
+        f"loss {mean['loss']:.4g}, accuracy {100 * mean['accuracy']:.1f}%, K {mean['curvature']:.3g}, "
+        f"lambda {mean['weight']:.3g}, {rate:.3g} steps/s{runs}"
     )
 
 
@@ -307,10 +389,9 @@ def _summary_writer(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-def _finish(
-    trainer: Trainer, folder: Path, test: LabelledImages, samples: int | None, console: Console
-) -> TrainingResult:
+def _finish(run: _RunInFolder, test: LabelledImages, samples: int | None, console: Console) -> TrainingResult:
     """Write the model, certify it soundly, and write what came out."""
+    trainer, folder = run.trainer, run.folder
     recipe, model, ranks = trainer.recipe, trainer.trained.eval(), trainer.ranks
     ranks.first(lambda: save_model(folder / "model.safetensors", model, recipe))
     x, y = test.as_float64()[:samples].to(trainer.device), test.labels[:samples].to(trainer.device)

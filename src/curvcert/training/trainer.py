@@ -6,8 +6,8 @@ device's speed, can be captured as one CUDA graph, and goes on bit for bit from 
 
 import copy
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -20,7 +20,7 @@ from curvcert.errors import InvalidInput
 from curvcert.losses import Constants, accuracy
 from curvcert.nn.architectures import INPUT_SHAPES, architecture
 from curvcert.training.checkpoint import Checkpoint
-from curvcert.training.cuda_graph import captured, missing_compiler, training_arithmetic
+from curvcert.training.cuda_graph import captured_or_reason, missing_compiler, training_arithmetic
 from curvcert.training.distributed import ALONE, Ranks
 from curvcert.training.objective import make_multiplier, make_objective
 from curvcert.training.recipe import Recipe, recipe_from_dict
@@ -87,7 +87,13 @@ class Trainer:
         self._loss = ALONE.loss_of(self.model, self.objective, self.multiplier)
         self.not_compiled: str | None = None
         self._batch = self.loader.batch
-        self._make_buffers(capture, compiled)
+        with self._undone():
+            self._advance()  # norms and the optimiser make their buffers at their first calls
+            self._compile(compiled)
+            self.not_captured = self._reason_not_to_capture() if capture else "it was asked not to be"
+            if self.not_captured is None:
+                replay, self.not_captured = captured_or_reason(self._advance)
+                self._run = replay or self._advance
         self._loss = ranks.loss_of(self.model, self.objective, self.multiplier)
 
     @property
@@ -107,10 +113,13 @@ class Trainer:
 
     def advance(self) -> None:
         """Take one step."""
-        if self.step % self.steps_per_epoch == 0:
-            self._plan.copy_(self.loader.plan(self.step // self.steps_per_epoch))
+        self._begin_step()
         self._run()
         self.step += 1
+
+    def _begin_step(self) -> None:
+        if self.step % self.steps_per_epoch == 0:
+            self._plan.copy_(self.loader.plan(self.step // self.steps_per_epoch))
 
     def _advance(self) -> None:
         place, size = self.ranks.place, self.recipe.batch_size
@@ -202,12 +211,11 @@ class Trainer:
             else:
                 tensor.copy_(tensors[key])
 
-    def _make_buffers(self, capture: bool, compiled: bool | None) -> None:
-        """Take steps and undo them: norms and the optimiser make their buffers at their first calls."""
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Undo the steps that are taken inside: a run at step 0 is fresh again."""
         fresh = {key: value.clone() for key, value in self._tensors().items()}
-        self._advance()
-        self._compile(compiled)
-        self._capture(capture)
+        yield
         self._restore_tensors({key: fresh.get(key, torch.zeros_like(v)) for key, v in self._tensors().items()})
         for module in self.objective.modules():
             if isinstance(module, Constants):
@@ -237,21 +245,12 @@ class Trainer:
             return f"{self.total_steps} steps are too few to gain back the time that compiling takes"
         return missing_compiler()
 
-    def _capture(self, wanted: bool) -> None:
+    def _reason_not_to_capture(self) -> str | None:
         if self.device.type != "cuda":
-            self.not_captured = f"the device is {self.device.type}, and only CUDA has graphs"
-        elif not wanted:
-            self.not_captured = "it was asked not to be"
-        elif not self.ranks.place.alone:
-            self.not_captured = "several ranks share it, and what they exchange is not captured"
-        else:
-            try:
-                with training_arithmetic(), warnings.catch_warnings():
-                    # A weight's gradient comes from two streams, the model's and its constants': torch waits for both.
-                    warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
-                    self._run = captured(self._advance)
-            except RuntimeError as error:
-                self.not_captured = str(error).splitlines()[0]
+            return f"the device is {self.device.type}, and only CUDA has graphs"
+        if not self.ranks.place.alone:
+            return "several ranks share it, and what they exchange is not captured"
+        return None
 
 
 def make_model(recipe: Recipe, data: LabelledImages) -> nn.Module:
