@@ -28,8 +28,7 @@ def test_the_euclidean_norm_is_bounded_closely(values: list[float], looks: bool)
     assert float(bounds[1]) == 0.0
     for row, bound in zip(x, bounds, strict=True):
         square, above = exact_square(row), Fraction(float(bound)) ** 2
-        # Below the least normal number nothing is relative any more.
-        assert above >= square or square < Fraction(2) ** -2044
+        assert above >= square
         assert above <= square * Fraction(1 + 1e-12) + Fraction(2) ** -2000
 
 
@@ -42,6 +41,18 @@ def test_looking_at_the_numbers_changes_nothing(p: float, scale: float) -> None:
         seen = norm_upper_bound_of_vectors(x, p, 2)
     torch.testing.assert_close(seen, norm_upper_bound_of_vectors(x, p, 2), rtol=1e-14, atol=0)
     assert bool((seen >= (1 - 1e-14) * scale * torch.linalg.vector_norm(x / scale, p, dim=2)).all())
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_least_floats_are_bounded_too(p: int, looks: bool) -> None:
+    least = 2.0**-1074
+    x = least * torch.randint(0, 9, (200, 5), generator=torch.Generator().manual_seed(p)).double()
+    with torch.no_grad() if looks else torch.enable_grad():
+        bounds = norm_upper_bound_of_vectors(x, p, 1)
+    for row, bound in zip(x, bounds, strict=True):
+        assert Fraction(float(bound)) ** p >= sum((Fraction(float(v)) ** p for v in row), Fraction(0))
+        assert bound <= 2 * row.sum()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e-200, 1e200])

@@ -15,6 +15,9 @@ UNIT_ROUNDOFF = 2.0**-53
 TINY = 2.0**-1000
 """An absolute term that dwarfs anything lost to gradual underflow in the sizes we meet."""
 
+_LEAST = 2.0**-1074
+"""The least positive float."""
+
 _LARGE = 2**22
 """Numbers that an accelerator reads in about the time that it takes to answer."""
 
@@ -93,7 +96,8 @@ def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:
     # Entries below the underflow threshold, relative to the largest, are far below one unit roundoff.
     scaled = size / torch.where(peak > 0, peak, 1.0)
     length = torch.linalg.vector_norm(scaled, dim=dim) if p == 2 else scaled.pow(p).sum(dim=dim).pow(1.0 / p)
-    return inflate(length * peak.squeeze(dim), relative)
+    # Among the least floats nothing is relative: two roundings to the nearest lose no more than one of them.
+    return inflate(length * peak.squeeze(dim), relative) + (peak > 0).squeeze(dim).to(x.dtype) * _LEAST
 
 
 def _may_look(x: Tensor) -> bool:

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from curvcert.activations import TANH
 from curvcert.attacks import Attack, pgd
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.certificates import Certificate, certify, with_search
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
-from curvcert.network import trace
+from curvcert.network import Affine, Block, Network, trace
 from curvcert.nn import CentredSoftplus
 from curvcert.norms import vector_norm
+from curvcert.operators import Dense, Identity, Zero
 from curvcert.reporting import draw_accuracy, draw_witnesses
 from tests.certificates.cases import blobs, digits, digits_network, planar
 
@@ -312,3 +314,40 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     none = replace(cert, attack_radius=torch.full_like(cert.attack_radius, math.inf))
     with pytest.raises(InvalidInput, match="no witness"):
         draw_witnesses(none, network, x, tmp_path / "nothing.png")
+
+
+def step_at_zero(steepness: float, size: float) -> Network:
+    """Two classes that meet near 0: size (tanh(steepness x) - 1/2) against 0."""
+    W, b = torch.full((1, 1), steepness, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    out, c = torch.tensor([[0.0], [size]], dtype=torch.float64), torch.tensor([0.0, -size / 2], dtype=torch.float64)
+    first = Block(Zero((1,), (1,)), Identity((1,)), Dense(W), b, b, TANH)
+    return Network((first, Affine(Dense(out), c)))
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("method", ["auto", "local", "anchored", "unrolled"])
+@pytest.mark.parametrize(("steepness", "size"), [(1e308, 1.0), (1e308, 1e-100), (1e200, 1e200), (1.0, 1e-170)])
+def test_gradients_out_of_range_certify_nothing_beyond_the_truth(
+    p: float, method: str, steepness: float, size: float
+) -> None:
+    try:
+        cert = certify(step_at_zero(steepness, size), torch.zeros(1, 1), p=p, method=method, epsilons=[0.1])
+    except InvalidInput:
+        return
+    assert float(cert.radius) <= math.atanh(0.5) / steepness
+
+
+@pytest.mark.parametrize(
+    ("method", "p"),
+    [("compositional", 2), ("unrolled", 2), ("anchored", 2), ("lipschitz", 2), ("local", math.inf), ("auto", math.inf)],
+)
+def test_radii_do_not_depend_on_the_scale_of_the_outputs(method: str, p: float) -> None:
+    network, (x, y) = planar(), blobs(12)
+    last = network.blocks[-1]
+    assert isinstance(last, Block) and isinstance(last.G, Dense)
+    at_one = certify(network, x, y, p=p, method=method)
+    for scale in (2.0**-545, 2.0**-900):
+        small = replace(last, G=Dense(scale * last.G.weight), c=scale * last.c)
+        cert = certify(Network((*network.blocks[:-1], small)), x, y, p=p, method=method)
+        assert bool((cert.radius <= at_one.radius * (1 + 1e-9)).all())
+        assert bool((cert.radius >= 0.3 * at_one.radius).all())

@@ -1,10 +1,11 @@
 """The closed forms: against numerical integration, at their limits, and ordered as proved."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -106,3 +107,31 @@ def test_the_erratum_overclaims_and_the_correction_does_not() -> None:
     paper, corrected = 0.769800359 * 20, 0.769800359 * 400
     assert float(curvature_radius(t(m), t(g), t(paper))) > 0.05
     assert 0.048 < float(curvature_radius(t(m), t(g), t(corrected))) <= 0.05
+
+
+sizes = st.floats(1e-300, 1e300)
+
+
+@given(sizes, st.just(0.0) | sizes, st.just(0.0) | sizes, st.just(0.0) | sizes)
+@example(1e-170, 1e-170, 1e-170, 1e-170)
+@example(1.7e308, 1e10, 0.0, 1e10)
+@example(1e-200, 0.0, 1e-200, 1e-200)
+def test_no_size_of_the_numbers_overclaims(m: float, g: float, K: float, extra: float) -> None:
+    L = g + extra
+    square, both = float(curvature_radius(t(m), t(g), t(K))), float(combined_radius(t(m), t(g), t(K), t(L)))
+    M, G, C, Lip = (Fraction(v) for v in (m, g, K, L))
+    if square < 1e300:
+        assert G * Fraction(square) + C * Fraction(square) ** 2 / 2 <= M
+    if both < 1e300:
+        bend = min((Lip - G) / C, Fraction(both)) if C else Fraction(both)
+        assert G * bend + C * bend**2 / 2 + Lip * (Fraction(both) - bend) <= M
+    if max(g, K) >= 1e-100 and m <= 1e100:
+        assert square < math.inf
+
+
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_what_overflowed_certifies_nothing(unknown: float) -> None:
+    one, lost = t(1.0), t(unknown)
+    assert float(lipschitz_radius(one, lost)) == 0.0
+    assert float(curvature_radius(one, lost, one)) == float(curvature_radius(one, lost, lost)) == 0.0
+    assert float(combined_radius(one, lost, one, one)) == float(combined_radius(one, lost, lost, lost)) == 0.0

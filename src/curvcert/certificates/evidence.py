@@ -85,12 +85,13 @@ class DigestPool:
     def start(self, x: Tensor) -> Callable[[], Tensor]:
         """Begin with a batch; what comes back waits for its digests and returns them."""
         size = max(1, _JOB_BYTES // (8 * max(1, math.prod(x.shape[1:]))))
-        jobs = [self._pool.submit(_digests, part) for part in x.detach().split(size)]
+        # To the host first: a thread of the pool would not wait for the stream that the caller computes on.
+        jobs = [self._pool.submit(_digests, part) for part in x.detach().cpu().split(size)]
         return lambda: torch.cat([job.result() for job in jobs])
 
 
 def _digests(x: Tensor) -> Tensor:
-    samples = np.ascontiguousarray(x.cpu().double().numpy(), "<f8").reshape(len(x), -1)
+    samples = np.ascontiguousarray(x.double().numpy(), "<f8").reshape(len(x), -1)
     start = hashlib.sha256(f"{list(x.shape[1:])}".encode())
     found = []
     for sample in samples:

@@ -39,8 +39,8 @@ def curvature_radius(m: Values, g: Values, K: Values) -> Values:
     >>> curvature_radius(one, one, 0 * one)
     tensor(1.0000, dtype=torch.float64)
     """
-    safe = m.clamp(min=0.0)
-    return _quotient(2 * m, g + (g.square() + 2 * K * safe).sqrt())
+    # Written with roots, so that no product leaves the range of floats.
+    return 2 * _quotient(m, g + torch.hypot(g, (2 * K).sqrt() * m.clamp(min=0.0).sqrt()))
 
 
 def combined_radius(m: Values, g: Values, K: Values, L: Values) -> Values:
@@ -61,10 +61,12 @@ def combined_radius(m: Values, g: Values, K: Values, L: Values) -> Values:
     """
     L = torch.maximum(L, g)
     quadratic = curvature_radius(m, g, K)
-    bend = (L - g).square() * _DOWN / (2 * K * L)
+    # Quotients first, so that no product leaves the range of floats.
+    rise = (L - g) / (2 * K)
+    bend = rise * ((L - g) / L) * _DOWN
     linear = _quotient(m, L) + torch.where((K > 0) & (L > 0), bend, torch.zeros_like(bend)) * _DOWN
     # Past the bend the quadratic form underestimates; before it the linear one overestimates.
-    bends_before = (L - g) * (L + g) * (1 + 16 * UNIT_ROUNDOFF) < 2 * K * m * _DOWN
+    bends_before = rise * (L + g) * (1 + 16 * UNIT_ROUNDOFF) < m * _DOWN
     return torch.maximum(quadratic, torch.where(bends_before, linear * _DOWN, _quotient(m, L)))
 
 
@@ -99,7 +101,7 @@ def attack_radius(m: Values, g: Values, K: Values) -> Values:
 
 
 def _quotient(m: Values, L: Values) -> Values:
-    """Return m / L rounded down: inf for L = 0 < m, 0 for m <= 0."""
-    positive = L > 0
-    ratio = m / torch.where(positive, L, torch.ones_like(L)) * _DOWN
-    return torch.where(m > 0, torch.where(positive, ratio, torch.full_like(ratio, torch.inf)), torch.zeros_like(ratio))
+    """Return m / L rounded down: inf for L = 0 < m, 0 for m <= 0 and where an overflow left nothing known of L."""
+    ratio = m / torch.where(L > 0, L, torch.ones_like(L)) * _DOWN
+    ratio = torch.where(L > 0, ratio, torch.where(L == 0, torch.inf, 0.0))
+    return torch.where(m > 0, ratio, torch.zeros_like(ratio))

@@ -69,8 +69,8 @@ def largest_eigenvalue_upper_bound(
     for shift in _shifts(scaled):
         bound = _verify(scaled, shift)
         if bound is not None:
-            total = (inflate(bound, 0.0) + 2 * TINY) * scale + averaging.amax() + torch.as_tensor(error).to(bound)
-            return inflate(total.clamp(min=0.0), 0.0)
+            bound = inflate(bound.clamp(min=0.0), 0.0) + 2 * TINY
+            return inflate(bound * scale + averaging.amax() + torch.as_tensor(error).to(bound), 0.0)
     raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
 
 

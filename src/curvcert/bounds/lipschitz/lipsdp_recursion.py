@@ -217,7 +217,9 @@ def _fits(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> bool:
 def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:
     if metric.matrix is None:
         return inflate(problem.final_norm(G, problem.norms) * metric.scale.sqrt(), gamma(4))
-    S, error = congruence(G, metric, problem.norms)
+    # The constant is squared on the way: a power of two keeps that within the range of floats.
+    scale = float(power_of_two(problem.norms.quick_spectral(G)))
+    S, error = congruence((1 / scale) * G, metric, problem.norms)
     if problem.scalars:
-        return inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4))
-    return inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0)
+        return inflate(scale * inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4)), 0.0)
+    return inflate(scale * inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0), 0.0)

@@ -77,7 +77,9 @@ def integrate_shell(spent: Spent, pairs: Pairs, change: GradientChange, low: Ten
     full = inflate(spent.total + rising + top * (hi - bend), _STEP) + TINY
     fits = full <= pairs.m
     left = ((pairs.m - spent.total) * _DOWN).clamp(min=0.0)
-    on_rise = 2 * left / (start + (start.square() + 2 * slope * left).sqrt()).clamp(min=TINY)
+    # Written with roots, so that no product leaves the range of floats.
+    root = torch.hypot(start, (2 * slope).sqrt() * left.sqrt())
+    on_rise = 2 * (left / (start + root).clamp(min=TINY))
     on_top = (bend - lo) + (left - rising).clamp(min=0.0) / top.clamp(min=TINY)
     step = torch.where(left < rising, torch.minimum(on_rise, bend - lo), on_top) * _DOWN
     reached = torch.where(fits, hi, torch.minimum(lo + step, hi) * _DOWN)
