@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.performance_page import PAGE, filled
 from curvcert.results import Record
 
 ROOT = Path(__file__).parents[1]
@@ -47,3 +48,8 @@ def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
     assert audit["violations"] == 0
     assert f"{audit['checks']:,} checks" in README
     assert f"{audit['networks']:,} random networks" in README
+
+
+def test_the_page_on_performance_holds_the_records() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page, "run: python -m benchmarks.performance_page"

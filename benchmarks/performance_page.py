@@ -1,0 +1,106 @@
+"""The tables of the page "Performance and scale", from the records: each stands between two marks that name it.
+
+    python -m benchmarks.performance_page      # write docs/performance.md anew
+"""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS
+from curvcert.results import Record
+
+PAGE = RESULTS.parent / "docs" / "performance.md"
+LOSSES = {"standard": "cross-entropy", "curvature": "the paper's loss", "certified-margin": "certified margin"}
+MODELS = ("6F", "6C2F")
+NOT_YET = "not yet measured"
+
+
+def figures(name: str) -> dict[str, Any]:
+    """Return what a record measured."""
+    return dict(Record.read(RESULTS / f"{name}.json").figures)
+
+
+def training_table() -> str:
+    """Return the steps a second of every loss, without and with augmentation, and the kernels of a step."""
+    speeds = figures("gpu_training")["steps per second"]
+    lines = [["network", "loss", "steps/s", "with crop and flip", "kernels a step"]]
+    for model in MODELS:
+        for loss, title in LOSSES.items():
+            plain, augmented = speeds[f"{model}, {loss}"], speeds[f"{model}, {loss}, augmented"]
+            kernels = f"{plain['kernels a step']}" if "kernels a step" in plain else ""
+            lines.append([model, title, f"{plain['median']:,.0f}", f"{augmented['median']:,.0f}", kernels])
+    return _table(lines)
+
+
+def side_by_side_table() -> str:
+    """Return the steps a second of several seeds side by side, all runs together."""
+    speeds = figures("gpu_training")["steps per second"]
+    lines = [["6F", "1 run", "2 seeds side by side", "4 seeds side by side"]]
+    for loss in ("curvature", "certified-margin"):
+        names = [f"6F, {loss}", *(f"6F, {loss}, {count} seeds side by side" for count in (2, 4))]
+        known = [f"{speeds[name]['median']:,.0f}" if name in speeds else NOT_YET for name in names]
+        lines.append([LOSSES[loss], *known])
+    return _table(lines)
+
+
+def global_table() -> str:
+    """Return the seconds that constants and radii of 10,000 points take, beside their Jacobians."""
+    lines = [["network", "constants", "radii", "together", "ten-row Jacobians alone"]]
+    for found in figures("certification_cuda")["measurements"]:
+        seconds = [found["constants_seconds"], found["timings"]["certificate"]["median_s"]]
+        jacobian = found["timings"]["jacobian"]["median_s"]
+        lines.append([found["network"], *(f"{s:.2f} s" for s in (*seconds, sum(seconds), jacobian))])
+    return _table(lines)
+
+
+def local_table() -> str:
+    """Return the seconds that our best certificate takes to decide three radii, by the records of Table 1."""
+    lines = [["network", "trained by", "seed", "seconds for 10,000 images"]]
+    for row in figures("table1")["rows"]:
+        if row["certificate"] == "best" and row["samples"] == 10_000:
+            lines.append([row["model"], row["method"], f"{row['seed']}", f"{row['seconds']:.1f}"])
+    return _table(lines)
+
+
+def ratios() -> str:
+    """Return what a regularised step costs beside a plain one, and a certificate beside its Jacobians, on a CPU."""
+    step = figures("training_step")["ratio"]
+    certificate = figures("certification_cpu")["measurements"][0]["ratio"]
+    return (
+        f"On two CPU cores, as ratios in one run: a curvature-regularised step of 6F takes {step:.2f} times a plain "
+        f"one; certifying takes\n{certificate:.2f} times the ten-row Jacobian of the same points."
+    )
+
+
+PARTS = {
+    "training": training_table,
+    "side by side": side_by_side_table,
+    "global": global_table,
+    "local": local_table,
+    "ratios": ratios,
+}
+
+
+def filled(page: str) -> str:
+    """Return the page with every part written anew."""
+    for name, part in PARTS.items():
+        before, mark, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not mark or not end:
+            raise SystemExit(f"Expected a part {name!r} in the page, got none.")
+        page = f"{before}{mark}\n{part()}\n\n{end}{after}"
+    return page
+
+
+def _table(lines: list[list[str]]) -> str:
+    head, *rows = lines
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def main(page: Path = PAGE) -> None:
+    """Write the page."""
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
