@@ -49,6 +49,7 @@ figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
 	$(BIN)/python -m benchmarks.report_pictures
+	$(BIN)/python -m curvcert.experiments.figures results docs/images/results
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.performance_page import PAGE, filled
+from curvcert.experiments import read_record
+from curvcert.experiments.results_page import short_table
 from curvcert.results import Record
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +50,12 @@ def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
     assert audit["violations"] == 0
     assert f"{audit['checks']:,} checks" in README
     assert f"{audit['networks']:,} random networks" in README
+
+
+def test_the_readme_shows_the_short_table_of_results() -> None:
+    record = read_record(ROOT / "results", "table1")
+    assert record is not None
+    assert short_table(record) in README
 
 
 def test_the_page_on_performance_holds_the_records() -> None:

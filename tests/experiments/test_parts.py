@@ -1,5 +1,8 @@
 """The frame's parts: rows by pattern, recipes, kept models, arrays, and a search that contradicts a certificate."""
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,12 +14,16 @@ from torch import nn
 from curvcert.bounds.curvature import curvature
 from curvcert.data import load_digits
 from curvcert.errors import InvalidFile, InvalidInput, SoundnessError
-from curvcert.experiments import Options, load_arrays
+from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record
 from curvcert.experiments.certificates_of_the_paper import paper_pair_curvature, paper_radii
-from curvcert.experiments.experiment import save_arrays
+from curvcert.experiments.experiment import make_record, save_arrays
+from curvcert.experiments.figures import draw_figures
+from curvcert.experiments.figures import main as figures_main
+from curvcert.experiments.keeping import main as keeping_main
 from curvcert.experiments.models import Subject, experiment_recipe, experiment_recipes, on_digits, small_dense, trained
 from curvcert.experiments.paper_numbers import TABLE_1
-from curvcert.experiments.results_page import results_page
+from curvcert.experiments.results_page import PICTURES, results_page, short_table
+from curvcert.experiments.results_page import main as page_main
 from curvcert.experiments.searching import require_consistent, searched_distances
 from curvcert.experiments.table1 import CLAIMS, RECIPES, all_rows, chosen_rows
 from curvcert.network import trace
@@ -123,9 +130,50 @@ def test_the_page_is_what_the_records_give() -> None:
     page = results_page(ROOT / "results")
     assert (ROOT / "docs" / "results.md").read_text() == page
     titles = [line for line in page.splitlines() if line.startswith("## ")]
-    assert len(titles) == 8
+    assert len(titles) == 9
     for values in TABLE_1.values():
-        assert " | ".join(f"{value:g}" for value in values) in page
+        assert " | ".join(f"{value:.2f}" for value in values) in page
+
+
+def test_the_short_table_says_whether_ours_is_above() -> None:
+    certified = {"36/255": 52.1, "72/255": 40.9, "108/255": 29.18}
+    row = {"model": "6F", "method": "ours", "certificate": "best", "samples": 10_000, "clean": 60.0, "seed": 1}
+    made = make_record("table1", Options(Path("unused")), {}, {"rows": [{**row, "certified": certified}]})
+    lines = short_table(made).splitlines()
+    assert (
+        lines[-1] == "| 6F | ours, soundly certified | 1 | 60.00 | 52.10 | 40.90 | 29.18 | **yes**, by 0.01 or more |"
+    )
+    assert sum("not yet measured" in line for line in lines) == 2
+    less = {**row, "certified": {**certified, "108/255": 29.17}}
+    lines = short_table(replace(made, figures={"rows": [less]})).splitlines()
+    assert lines[-1].endswith("| no: 0.00 below at 108/255 |")
+    few = {**row, "certified": certified, "samples": 1000}
+    assert short_table(replace(made, figures={"rows": [few]})) == short_table(None)
+
+
+def test_pictures_of_the_page_are_those_of_the_records() -> None:
+    page = results_page(ROOT / "results")
+    shown = re.findall(r"^!\[(.+)\]\(images/results/(.+)\.svg\)$", page, re.MULTILINE)
+    assert {name for _, name in shown} == {name for name in EXPERIMENTS if read_record(ROOT / "results", name)}
+    assert {path.stem for path in (ROOT / "docs/images/results").iterdir()} == {name for _, name in shown}
+    assert set(PICTURES) == set(EXPERIMENTS)
+
+
+def test_a_picture_drawn_again_has_the_same_bytes(tmp_path: Path) -> None:
+    for folder in ("one", "other"):
+        drawn = draw_figures(ROOT / "results", tmp_path / folder)
+    assert drawn
+    for path in drawn:
+        content = path.read_bytes()
+        assert content.startswith(b"<?xml")
+        assert content == (tmp_path / "one" / path.name).read_bytes()
+        assert b"<dc:date>" not in content
+
+
+@pytest.mark.parametrize("main", [page_main, figures_main, keeping_main])
+def test_commands_that_lack_a_word(main: Callable[[list[str]], None]) -> None:
+    with pytest.raises(InvalidInput, match="got 1 words"):
+        main(["results"])
 
 
 def test_tables_of_the_page_are_rectangular() -> None:

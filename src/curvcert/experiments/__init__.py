@@ -9,6 +9,7 @@ from curvcert.experiments.experiment import Experiment, Options, load_arrays
 from curvcert.experiments.reproducing import read_record, reproduce
 from curvcert.experiments.table1 import TABLE1
 from curvcert.experiments.tanh_anchor import TANH_ANCHOR
+from curvcert.experiments.weights import load_kept, read_digests
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -26,4 +27,13 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 """Every experiment by its name."""
 
-__all__ = ["EXPERIMENTS", "Experiment", "Options", "load_arrays", "read_record", "reproduce"]
+__all__ = [
+    "EXPERIMENTS",
+    "Experiment",
+    "Options",
+    "load_arrays",
+    "load_kept",
+    "read_digests",
+    "read_record",
+    "reproduce",
+]

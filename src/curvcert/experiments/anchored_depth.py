@@ -18,8 +18,9 @@ from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.experiments.drawing import BLUE, ORANGE, finish, panels
 from curvcert.experiments.experiment import Experiment, Options, make_record, percent, save_arrays
-from curvcert.experiments.models import Subject, experiment_recipe, small_dense, subject, with_options
+from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.results import Record
+from curvcert.training import Recipe
 
 NAME = "anchored-depth"
 DEPTHS = (3, 4, 5, 6)
@@ -57,6 +58,15 @@ def _subject(depth: int, options: Options) -> Subject:
     return subject(with_options(recipe, options), options)
 
 
+def models(record: Record) -> dict[str, Recipe]:
+    """Return the networks that a record was measured on; a quick run's are not kept."""
+    if record.config["quick"]:
+        return {}
+    recipe = recipe_behind("mnist-depth", record)
+    depths = {f"MNIST-{depth}F": recipe.updated({"architecture": f"MNIST-{depth}F"}) for depth in DEPTHS}
+    return {f"{name}-standard-seed{record.seed}": found for name, found in depths.items()}
+
+
 def _summary(measured: Subject, L: NDArray[Any], K: NDArray[Any]) -> dict[str, Any]:
     network = measured.network
     correct = network(measured.x).argmax(dim=1) == measured.y
@@ -87,7 +97,8 @@ def draw(record: Record, path: Path) -> None:
         deviation = np.array([n[name]["anchored_deviation"] for n in networks])
         axis.plot(depths, [n[name]["global"] for n in networks], "o-", color=ORANGE, label="global")
         axis.plot(depths, mean, "o-", color=BLUE, label="anchored, mean over the test set")
-        axis.fill_between(depths, np.maximum(mean - deviation, mean / 100), mean + deviation, color=BLUE, alpha=0.2)
+        low, high = np.maximum(mean - deviation, mean / 100), mean + deviation
+        axis.fill_between(depths, low, high, color=BLUE, alpha=0.2, lw=0, label="one deviation around it")
         axis.set_yscale("log")
         axis.set_xticks(depths)
         axis.set_xlabel("layers")
@@ -96,5 +107,5 @@ def draw(record: Record, path: Path) -> None:
 
 
 ANCHORED_DEPTH = Experiment(
-    NAME, "Anchored Lipschitz and curvature constants are well below the global ones.", "Figure 4", run, draw
+    NAME, "Anchored Lipschitz and curvature constants are well below the global ones.", "Figure 4", run, draw, models
 )

@@ -22,11 +22,20 @@ from curvcert.certificates.constants import pair_table
 from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature
 from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
 from curvcert.experiments.experiment import Experiment, Options, histogram, make_record, percent, save_arrays
-from curvcert.experiments.models import Subject, experiment_recipe, fitted, small_dense, subject, with_options
+from curvcert.experiments.models import (
+    Subject,
+    experiment_recipe,
+    fitted,
+    recipe_behind,
+    small_dense,
+    subject,
+    with_options,
+)
 from curvcert.experiments.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ
 from curvcert.experiments.searching import require_consistent, searched_distances
 from curvcert.nn import SLLDense, UnitRowLinear
 from curvcert.results import Record
+from curvcert.training import Recipe
 
 RADIUS = 36 / 255
 CONSTANTS = ("paper", "ours")
@@ -60,6 +69,18 @@ def _curvature_trained(options: Options) -> Subject:
 
 def _small_one_lipschitz() -> nn.Module:
     return nn.Sequential(nn.Flatten(), SLLDense(64, 32), UnitRowLinear(64, 10))
+
+
+def curvature_trained_model(record: Record) -> dict[str, Recipe]:
+    """Return the 6F that a record was measured on; a quick run's is not kept."""
+    return {} if record.config["quick"] else {f"6F-ccrc-seed{record.seed}": recipe_behind("6f-ccrc", record)}
+
+
+def one_lipschitz_model(record: Record) -> dict[str, Recipe]:
+    """Return the 1-Lipschitz network that a record was measured on; a quick run's is not kept."""
+    if record.config["quick"]:
+        return {}
+    return {f"Lip-3C1F-sll-ccrc-seed{record.seed}": recipe_behind("lip-3c1f-sll-ccrc", record)}
 
 
 def _run(name: str, measured: Subject, paper: dict[str, Any], options: Options) -> Record:
@@ -133,7 +154,7 @@ def draw_histogram(record: Record, path: Path) -> None:
     for name, colour in (("ours", BLUE), ("paper", ORANGE)):
         found = record.figures[name]
         whose = "the paper's K" if name == "paper" else "our K"
-        bars(axis, found["histogram"], colour, f"{found['attack_certificates']} by {whose}", 0.6)
+        bars(axis, found["histogram"], colour, f"{found['attack_certificates']} by {whose}")
     axis.axvline(RADIUS, color=GREY, ls="--", lw=1, label="36/255")
     axis.set_xlabel("certified attack radius (l2)")
     axis.set_ylabel("samples")
@@ -165,6 +186,7 @@ ATTACK_HISTOGRAM = Experiment(
     "Figure 5",
     run_histogram,
     draw_histogram,
+    curvature_trained_model,
 )
 ATTACK_GAP = Experiment(
     "attack-gap",
@@ -172,6 +194,7 @@ ATTACK_GAP = Experiment(
     "Figure 6",
     run_gap,
     draw_gap,
+    curvature_trained_model,
 )
 ONE_LIPSCHITZ_ATTACKS = Experiment(
     "one-lipschitz-attacks",
@@ -179,4 +202,5 @@ ONE_LIPSCHITZ_ATTACKS = Experiment(
     "Figure 9",
     run_one_lipschitz,
     draw_histogram,
+    one_lipschitz_model,
 )

@@ -20,7 +20,7 @@ import torch
 
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, panels
+from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
 from curvcert.experiments.experiment import Experiment, Options, make_record, save_arrays
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
@@ -115,7 +115,7 @@ def _wait(network: Network) -> None:
 
 def draw(record: Record, path: Path) -> None:
     """Draw seconds against depth and against width, with the appendix's count scaled to the first point."""
-    figure, axes = panels(2)
+    figure, axes = panels(2, height=3.8)
     for axis, key, name in zip(axes, ("over_depth", "over_width"), ("depth", "width"), strict=True):
         entries = record.figures[key]
         sizes = [entry[name] for entry in entries]
@@ -130,7 +130,9 @@ def draw(record: Record, path: Path) -> None:
         axis.set_xticks(sizes, [f"{size}" for size in sizes])
         axis.minorticks_off()
         axis.set_xlabel(name)
+        axis.set_title(f"over {name}", fontsize=10)
     axes[0].set_ylabel("seconds")
+    legend_below(figure, axes, 3)
     finish(figure, axes, path)
 
 

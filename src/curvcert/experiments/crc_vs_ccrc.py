@@ -30,9 +30,10 @@ from curvcert.experiments.experiment import (
     percent,
     save_arrays,
 )
-from curvcert.experiments.models import Subject, experiment_recipe, small_dense, subject, with_options
+from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.network import Network
 from curvcert.results import Record
+from curvcert.training import Recipe
 
 NAME = "crc-vs-ccrc"
 BOUNDS = ("crc", "paper", "ours")
@@ -58,6 +59,13 @@ def _subject(options: Options) -> Subject:
     return subject(with_options(experiment_recipe("mnist-6f-ccrc"), options), options)
 
 
+def models(record: Record) -> dict[str, Recipe]:
+    """Return the network that a record was measured on; a quick run's is not kept."""
+    if record.config["quick"]:
+        return {}
+    return {f"MNIST-6F-ccrc-seed{record.seed}": recipe_behind("mnist-6f-ccrc", record)}
+
+
 def radii_of_bounds(measured: Subject, search: CRCOptions, options: Options) -> dict[str, Tensor]:
     """Return the radius of every sample by each bound, 0 where it is misclassified."""
     network = measured.network
@@ -66,7 +74,7 @@ def radii_of_bounds(measured: Subject, search: CRCOptions, options: Options) -> 
     found = {name: torch.zeros(len(measured.x), dtype=torch.float64, device=measured.x.device) for name in BOUNDS}
     for label in measured.y.unique().tolist():
         options.say(f"class {label}")
-        pairs, others = _against(network, label)
+        pairs, others = against(network, label)
         lower, upper, _ = crc_eigenvalue_bounds(Problem(pairs, 2, 2, Global(), scalars=True))
         K = ours[label, others]
         sides = {"crc": (lower, upper), "paper": (-paper.expand_as(K), paper.expand_as(K)), "ours": (-K, K)}
@@ -76,7 +84,7 @@ def radii_of_bounds(measured: Subject, search: CRCOptions, options: Options) -> 
     return found
 
 
-def _against(network: Network, label: int) -> tuple[Network, Tensor]:
+def against(network: Network, label: int) -> tuple[Network, Tensor]:
     """Return the network of the scalars f_i - f_label, and the classes i."""
     others = torch.tensor([i for i in range(network.outputs) if i != label], device=network.device)
     eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
@@ -107,15 +115,16 @@ def draw(record: Record, path: Path) -> None:
     """Draw the radii's histogram, the improvement over CRC, and the radii sorted by CRC's."""
     figures = record.figures
     colours = {"crc": GREY, "paper": ORANGE, "ours": BLUE}
-    figure, axes = panels(3)
+    called = {"crc": "CRC's bound", "paper": "the paper's bound", "ours": "our bound"}
+    figure, axes = panels(3, width=4.6)
     for name in BOUNDS:
-        bars(axes[0], figures["radii"][name], colours[name], name, alpha=0.55)
-        axes[2].plot(figures["sorted_by_crc"][name], ".", color=colours[name], ms=3, label=name)
+        bars(axes[0], figures["radii"][name], colours[name], called[name])
+        axes[2].plot(figures["sorted_by_crc"][name], ".", color=colours[name], ms=3, label=called[name])
     for name in ("paper", "ours"):
-        bars(axes[1], figures["improvement"][name], colours[name], f"{name} - crc", alpha=0.55)
+        bars(axes[1], figures["improvement"][name], colours[name], f"{called[name]} over CRC's")
     axes[1].axvline(0, color=GREEN, lw=1)
     for axis, label in zip(
-        axes, ("certified radius", "improvement of the radius", "sample, sorted by CRC"), strict=True
+        axes, ("certified radius", "gain of the radius", "correct samples, sorted by CRC's radius"), strict=True
     ):
         axis.set_xlabel(label)
     axes[0].set_ylabel("samples")
@@ -129,4 +138,5 @@ CRC_VS_CCRC = Experiment(
     "Figures 3 and 7",
     run,
     draw,
+    models,
 )

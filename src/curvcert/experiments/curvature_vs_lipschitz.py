@@ -26,8 +26,9 @@ from curvcert.experiments.experiment import (
     percent,
     save_arrays,
 )
-from curvcert.experiments.models import Subject, experiment_recipe, small_dense, subject, with_options
+from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.results import Record
+from curvcert.training import Recipe
 
 NAME = "curvature-vs-lipschitz"
 CONSTANTS = ("paper", "ours")
@@ -44,6 +45,11 @@ def run(options: Options) -> Record:
     save_arrays(options.out / f"{NAME}.npz", arrays)
     recipe = measured.recipe.as_dict() if measured.recipe else {}
     return make_record(NAME, options, {"recipe": recipe}, _summary(arrays))
+
+
+def models(record: Record) -> dict[str, Recipe]:
+    """Return the network that a record was measured on; a quick run's is not kept."""
+    return {} if record.config["quick"] else {f"6F-ccrc-seed{record.seed}": recipe_behind("6f-ccrc", record)}
 
 
 def both_radii(measured: Subject) -> dict[str, NDArray[Any]]:
@@ -98,11 +104,10 @@ def draw(record: Record, path: Path) -> None:
             record.figures[name]["improvement"],
             colour,
             "the paper's constants" if name == "paper" else "our constants",
-            0.55,
         )
     for axis, name in zip(axes[1:], CONSTANTS, strict=True):
-        bars(axis, record.figures[name]["lipschitz_radii"], GREY, "Lipschitz", 0.6)
-        bars(axis, record.figures[name]["curvature_radii"], BLUE, "curvature", 0.6)
+        bars(axis, record.figures[name]["lipschitz_radii"], GREY, "Lipschitz")
+        bars(axis, record.figures[name]["curvature_radii"], BLUE, "curvature")
         axis.set_xlabel("certified radius")
         axis.set_title("the paper's constants" if name == "paper" else "our constants", fontsize=10)
     axes[0].set_xlabel("curvature radius - Lipschitz radius")
@@ -111,5 +116,10 @@ def draw(record: Record, path: Path) -> None:
 
 
 CURVATURE_VS_LIPSCHITZ = Experiment(
-    NAME, "Trained for small curvature, curvature radii exceed Lipschitz radii for every sample.", "Figure 8", run, draw
+    NAME,
+    "Trained for small curvature, curvature radii exceed Lipschitz radii for every sample.",
+    "Figure 8",
+    run,
+    draw,
+    models,
 )

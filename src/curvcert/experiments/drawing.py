@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 BLUE, ORANGE, GREY, GREEN, PURPLE = "#2166ac", "#b35806", "#777777", "#1b7837", "#762a83"
 
@@ -23,16 +25,29 @@ def panels(count: int, width: float = 4.2, height: float = 3.4) -> tuple[Figure,
     return figure, axes
 
 
-def bars(axis: Axes, counted: Mapping[str, Any], colour: str, label: str | None = None, alpha: float = 0.75) -> None:
-    """Draw a histogram from its edges and counts."""
+def bars(axis: Axes, counted: Mapping[str, Any], colour: str, label: str | None = None) -> None:
+    """Draw a histogram from its edges and counts: an outline, lightly filled, so that several may overlap."""
     edges, counts = counted["edges"], counted["counts"]
-    axis.stairs(counts, edges, fill=True, color=colour, alpha=alpha, label=label)
+    axis.stairs(counts, edges, fill=True, color=colour, alpha=0.2)
+    axis.stairs(counts, edges, color=colour, lw=1.4, label=label)
+    axis.xaxis.set_major_locator(MaxNLocator(6))
+    axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
+    """Put one legend for all panels below them, each label once."""
+    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
 
 
 def finish(figure: Figure, axes: Iterable[Axes], path: Path) -> None:
-    """Put the legends in, and write the picture."""
+    """Put the legends in, and write the picture; the same numbers give the same bytes."""
     for axis in axes:
-        if axis.get_legend_handles_labels()[0]:
+        if axis.get_legend_handles_labels()[0] and not figure.legends:
             axis.legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    undated = {"Date": None} if path.suffix == ".svg" else {}
+    with rc_context({"svg.hashsalt": "curvcert"}):
+        figure.savefig(path, dpi=160, metadata=undated)

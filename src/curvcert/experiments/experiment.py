@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.results import Record, record_of_this_run
+from curvcert.training import Recipe
 
 Arrays = Mapping[str, NDArray[Any]]
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255}
@@ -23,6 +24,11 @@ RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255}
 
 def silent(text: str) -> None:
     """Say nothing."""
+
+
+def no_models(record: Record) -> dict[str, Recipe]:
+    """Return the models of a record that was measured on none that is kept."""
+    return {}
 
 
 @final
@@ -70,6 +76,7 @@ class Experiment:
         where: the table or figure of the paper.
         run: makes the record, and writes the arrays below `out`.
         draw: draws the picture of a record into a file; the ending chooses the format.
+        models: the trained models that a record was measured on: the names of their weights, and their recipes.
     """
 
     name: str
@@ -77,6 +84,7 @@ class Experiment:
     where: str
     run: Callable[[Options], Record]
     draw: Callable[[Record, Path], None]
+    models: Callable[[Record], dict[str, Recipe]] = no_models
 
 
 def make_record(
@@ -92,7 +100,8 @@ def make_record(
     words += [f"--seed {options.seed}" if options.seed else "", f"--epochs {options.epochs}" if options.epochs else ""]
     words += [f"--samples {options.samples}" if options.samples else ""]
     words += [f"--device {options.device}" if options.device != "cpu" else ""]
-    settings = {"quick": options.quick, "device": options.device, "samples": options.samples, **config}
+    settings = {"quick": options.quick, "device": options.device, "samples": options.samples, "epochs": options.epochs}
+    settings |= config
     record = record_of_this_run(name, " ".join(w for w in words if w), options.seed, settings, figures)
     if torch.device(options.device).type != "cuda":
         return record

@@ -16,6 +16,7 @@ from curvcert.errors import InvalidInput
 from curvcert.experiments.experiment import Options
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
+from curvcert.results import Record
 from curvcert.training import Recipe, load_model, recipe_from_dict, save_model, train
 
 _CERTIFIED_AT_ONCE = 10
@@ -132,6 +133,19 @@ def with_options(recipe: Recipe, options: Options, seed: int | None = None) -> R
     if options.epochs is not None:
         changes["epochs"] = str(options.epochs)
     return recipe.updated(changes)
+
+
+def recipe_behind(name: str, record: Record) -> Recipe:
+    """Return the recipe of the experiments that a record's model was trained by: its seed, and its epochs if told.
+
+    >>> from curvcert.experiments.experiment import make_record
+    >>> made = make_record("crc-vs-ccrc", Options(Path("runs"), seed=1, epochs=3), {}, {})
+    >>> recipe = recipe_behind("mnist-6f-ccrc", made)
+    >>> recipe.seed, recipe.epochs
+    (1, 3)
+    """
+    options = Options(Path(), seed=record.seed, epochs=record.config.get("epochs"))
+    return with_options(experiment_recipe(name), options)
 
 
 def subject(recipe: Recipe, options: Options) -> Subject:

@@ -1,10 +1,12 @@
 """Running an experiment: the record, its arrays and its picture below OUT, and a copy among the results."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from curvcert.errors import InvalidInput
 from curvcert.experiments.experiment import Experiment, Options
+from curvcert.experiments.weights import described, keep_weights
 from curvcert.results import Record
 
 
@@ -29,7 +31,7 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(f"Cannot write into {options.out}: {error}. Choose another folder.") from error
-    record = experiment.run(options)
+    record = with_weights(experiment, experiment.run(options), options.out)
     record.write(record_path(options.out, experiment.name))
     experiment.draw(record, options.out / f"{experiment.name}.png")
     if results is not None:
@@ -37,15 +39,25 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     return record
 
 
+def with_weights(experiment: Experiment, record: Record, out: Path) -> Record:
+    """Return the record with the digests of the weights that it was measured on."""
+    models = experiment.models(record)
+    if not models or "weights" in record.config:
+        return record
+    return replace(record, config={**record.config, "weights": described(models, out)})
+
+
 def keep(experiment: Experiment, out: Path, results: Path) -> None:
-    """Copy a record, its arrays and its rows to the results."""
-    results.mkdir(parents=True, exist_ok=True)
-    for file in (record_path(out, experiment.name), out / f"{experiment.name}.npz"):
-        if file.is_file():
-            shutil.copyfile(file, results / file.name)
-    rows = out / experiment.name
-    if rows.is_dir():
-        shutil.copytree(rows, results / experiment.name, dirs_exist_ok=True)
+    """Copy a record, its arrays, its rows and the small weights of its models to the results."""
+    for path in [record_path(out, experiment.name), *sorted((out / experiment.name).glob("*.json"))]:
+        name = path.relative_to(out).with_suffix("")
+        record = with_weights(experiment, Record.read(path), out)
+        weights = record.config.get("weights", {})
+        keep_weights(name.as_posix(), weights, experiment.models(record), out, results)
+        record.write(results / name.with_suffix(".json"))
+        arrays = path.with_suffix(".npz")
+        if arrays.is_file():
+            shutil.copyfile(arrays, results / name.with_suffix(".npz"))
 
 
 def record_path(folder: Path, name: str) -> Path:

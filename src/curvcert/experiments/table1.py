@@ -9,6 +9,7 @@ Every row is a file below OUT/table1, written as it is made: what is there is no
 split into many calls, `--rows 6F/ours` and so on.
 """
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from curvcert.experiments.certificates_of_the_paper import (
     paper_radii,
     widest_layer,
 )
-from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, panels
+from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
 from curvcert.experiments.experiment import (
     RADII,
     Experiment,
@@ -41,8 +42,9 @@ from curvcert.experiments.experiment import (
 from curvcert.experiments.models import Subject, experiment_recipe, model_folder, subject, with_options
 from curvcert.experiments.paper_numbers import TABLE_1
 from curvcert.experiments.searching import require_consistent, searched_distances
+from curvcert.experiments.weights import are_there, described
 from curvcert.results import Record
-from curvcert.training import Recipe
+from curvcert.training import Recipe, recipe_from_dict
 
 NAME = "table1"
 RECIPES: dict[tuple[str, str], str] = {
@@ -154,9 +156,18 @@ def run(options: Options) -> Record:
         for row in todo:
             options.say(f"certifying {row.name}")
             _write_row(row, measured, recipe, distance, options)
-    made, skipped = collected(folder, options.quick)
-    config = {"rows_asked_for": list(options.rows), "radii": RADII, "norm": "l2"}
-    return make_record(NAME, options, config, {"rows": made, "skipped": skipped}, _rows_words(options))
+    return merged(options)
+
+
+def merged(options: Options) -> Record:
+    """Return the table of all rows that are there; what made them, and on which machine, each row says itself."""
+    made, skipped = collected(options.out, options.quick)
+    plain = Options(options.out, quick=options.quick)
+    record = make_record(NAME, plain, {"radii": RADII, "norm": "l2"}, {"rows": made, "skipped": skipped})
+    settings = {name: record.config[name] for name in ("quick", "radii", "norm")}
+    created = max((row["created"] for row in made + skipped), default=record.created)
+    own = {"rows": "each row names its own"}
+    return replace(record, created=created, versions=own, hardware=own, config=settings)
 
 
 def _is_made(path: Path, recipe: Recipe, options: Options) -> bool:
@@ -177,10 +188,6 @@ def _is_made(path: Path, recipe: Recipe, options: Options) -> bool:
                 "--out, or move the row away."
             )
     return True
-
-
-def _rows_words(options: Options) -> str:
-    return " ".join(f"--rows '{pattern}'" for pattern in options.rows)
 
 
 def _by_model(rows: list[Row], options: Options) -> Iterator[tuple[Recipe, list[Row]]]:
@@ -207,7 +214,8 @@ def _write_row(row: Row, measured: Subject, recipe: Recipe, distance: Tensor, op
     reason = _reason_to_skip(row, measured)
     named = {"model": row.model, "method": row.method, "certificate": row.certificate, "seed": row.seed}
     named |= {"epochs": recipe.epochs}
-    config = {"recipe": recipe.as_dict(), "norm": "l2"}
+    weights = described({_weights_name(row.model, row.method, row.seed): recipe}, options.out)
+    config = {"recipe": recipe.as_dict(), "norm": "l2", "weights": weights}
     if reason is not None:
         figures: dict[str, Any] = {**named, "skipped": reason}
         _row_record(row, options, config, figures).write(folder / f"{row.file}.json")
@@ -235,7 +243,7 @@ def _write_row(row: Row, measured: Subject, recipe: Recipe, distance: Tensor, op
 
 def _row_record(row: Row, options: Options, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Record:
     """Return the record of one row; its seed is the row's."""
-    return replace(make_record(NAME, options, config, figures, f"--rows '{row.name}'"), seed=row.seed)
+    return replace(make_record(NAME, options, config, figures, f"--rows {shlex.quote(row.name)}"), seed=row.seed)
 
 
 def _reason_to_skip(row: Row, measured: Subject) -> str | None:
@@ -269,16 +277,44 @@ def _certified(row: Row, measured: Subject) -> dict[str, Any]:
     }
 
 
-def collected(folder: Path, quick: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows that were made, in the table's order, and those that were skipped with the reason."""
+def models(record: Record) -> dict[str, Recipe]:
+    """Return the network that a row's record was measured on; the whole table has none of its own."""
+    if "recipe" not in record.config:
+        return {}
+    name = _weights_name(*(record.figures[key] for key in ("model", "method", "seed")))
+    return {name: recipe_from_dict(record.config["recipe"], f"The recipe of {name}")}
+
+
+def _weights_name(model: str, method: str, seed: int) -> str:
+    """Return what the weights of a row are called.
+
+    >>> _weights_name("Lip-3C1F", "SLL+CCRC", 1)
+    'Lip-3C1F-sll-ccrc-seed1'
+    """
+    return f"{model}-{method.lower().replace('+', '-')}-seed{seed}"
+
+
+def collected(out: Path, quick: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows that were made, in the table's order, and those that were skipped with the reason.
+
+    Each has its figures, its command, date, versions and hardware, and the digest of the weights it was measured on.
+    """
     made: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     for row in all_rows(quick):
-        path = folder / f"{row.file}.json"
+        path = out / NAME / f"{row.file}.json"
         if path.is_file():
-            figures = Record.read(path).figures
-            (skipped if "skipped" in figures else made).append(figures)
+            record = Record.read(path)
+            (skipped if "skipped" in record.figures else made).append(_with_its_origin(record, out))
     return made, skipped
+
+
+def _with_its_origin(record: Record, out: Path) -> dict[str, Any]:
+    measured = models(record)
+    weights = record.config.get("weights") or (described(measured, out) if are_there(measured, out) else {})
+    origin = {"command": record.command, "created": record.created, "versions": record.versions}
+    digests = {name: facts["sha256"] for name, facts in weights.items()}
+    return {**record.figures, **origin, "hardware": record.hardware, "weights": digests}
 
 
 def draw(record: Record, path: Path) -> None:
@@ -287,18 +323,20 @@ def draw(record: Record, path: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows)) or ["6F"]
     colours = {"Standard": GREY, "CRM": PURPLE, "SLL": GREEN, "CCRC": ORANGE, "SLL+CCRC": ORANGE, "ours": BLUE}
     at = [0.0, *RADII.values()]
-    figure, axes = panels(len(models))
+    figure, axes = panels(len(models), height=3.8)
     for axis, model in zip(axes, models, strict=True):
         for row in rows:
             if row["model"] == model:
-                axis.plot(at, _line(row), "o-", color=colours[row["method"]], ms=4, label=row["method"])
+                axis.plot(at, _line(row), "o-", color=colours[row["method"]], ms=4, label=f"{row['method']}, measured")
         for (of, method), values in TABLE_1.items():
             if of == model:
-                axis.plot(at, values, "x:", color=colours[method], ms=5, label=f"{method}, as the paper reports it")
-        axis.set_title(model)
+                axis.plot(at, values, "x:", color=colours[method], ms=5, label=f"{method}, as reported")
+        axis.set_title(model, fontsize=10)
+        axis.set_xticks(at, ["0 (clean)", *RADII])
         axis.set_xlabel("radius (l2)")
-        axis.set_ylim(0, 100 if model == "digits" else 85)
+        axis.set_ylim(-2, 100 if model == "digits" else 85)
     axes[0].set_ylabel("certified accuracy, %")
+    legend_below(figure, axes)
     finish(figure, axes, path)
 
 
@@ -312,4 +350,5 @@ TABLE1 = Experiment(
     "Table 1",
     run,
     draw,
+    models,
 )

@@ -53,7 +53,7 @@ def draw(record: Record, path: Path) -> None:
     left.plot(z, line, color=ORANGE, label=f"steepest chord from {POINT:g}: slope {slope:.4f}")
     left.plot(z, [math.tanh(POINT) + (v - POINT) for v in z], ":", color=GREY, label="global slope 1")
     left.plot([POINT], [math.tanh(POINT)], "o", color=ORANGE, ms=5)
-    left.set_ylim(-1.6, 1.6)
+    left.set_ylim(-1.6, 2.1)
     right.plot(z, curve["slope"], color=BLUE, label="anchored slope")
     right.plot(z, curve["curvature"], color=ORANGE, label="anchored slope of tanh'")
     right.axhline(record.figures["global_slope"], color=BLUE, ls=":", lw=1)

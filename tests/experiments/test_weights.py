@@ -1,0 +1,230 @@
+"""The kept weights: each has its digest and its record, loads, and certifies as it was recorded."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_radii
+from curvcert.certificates import certify
+from curvcert.certificates.record import SLACK
+from curvcert.data import load, load_cifar10, load_mnist_sample
+from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.experiments import EXPERIMENTS, Options, load_arrays, load_kept, read_digests
+from curvcert.experiments.anchored_depth import anchored_constants
+from curvcert.experiments.certificates_of_the_paper import paper_pair_curvature
+from curvcert.experiments.crc_vs_ccrc import against
+from curvcert.experiments.experiment import RADII, make_record
+from curvcert.experiments.keeping import keep_all
+from curvcert.experiments.models import ROUNDED, Subject, experiment_recipe, model_folder, on_digits
+from curvcert.experiments.reproducing import keep
+from curvcert.experiments.weights import FOLDER, KEPT_BELOW, described, digest
+from curvcert.network import trace
+from curvcert.results import Record
+from curvcert.training import Recipe, load_model, save_model
+from curvcert.training.trainer import make_model
+
+RESULTS = Path(__file__).parents[2] / "results"
+KEPT = {name: facts for name, facts in read_digests(RESULTS).items() if facts["file"]}
+ROWS = {path.stem: Record.read(path) for path in sorted((RESULTS / "table1").glob("*.json"))}
+SAMPLES = 3
+
+
+def subject(name: str, x: torch.Tensor, y: torch.Tensor) -> Subject:
+    model, recipe = load_kept(RESULTS, name)
+    return Subject(model, trace(model, x[:1].float()), x, y, recipe)
+
+
+def test_every_file_has_its_digest_and_no_other_is_there() -> None:
+    assert {path.name for path in (RESULTS / FOLDER).glob("*.safetensors")} == {f"{name}.safetensors" for name in KEPT}
+    for facts in KEPT.values():
+        path = RESULTS / facts["file"]
+        assert (digest(path), path.stat().st_size) == (facts["sha256"], facts["bytes"])
+        assert path.stat().st_size < KEPT_BELOW
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_weights_load(name: str) -> None:
+    model, recipe = load_kept(RESULTS, name)
+    assert name.startswith(recipe.architecture)
+    assert name.endswith(f"seed{recipe.seed}")
+    assert not model.training
+
+
+def test_every_model_belongs_to_records_that_name_its_digest() -> None:
+    assert KEPT
+    for name, facts in read_digests(RESULTS).items():
+        assert facts["records"]
+        for record in facts["records"]:
+            named = Record.read(RESULTS / f"{record}.json").config["weights"][name]
+            assert named["sha256"] == facts["sha256"]
+            assert named["file"] == facts["file"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_record_names_the_weights_it_was_measured_on(name: str) -> None:
+    for path in [RESULTS / f"{name}.json", *(RESULTS / name).glob("*.json")]:
+        if path.is_file():
+            record = Record.read(path)
+            assert set(record.config.get("weights", {})) == set(EXPERIMENTS[name].models(record))
+
+
+def test_rows_of_the_table_are_the_rows_own_records() -> None:
+    figures = Record.read(RESULTS / "table1.json").figures
+    rows = figures["rows"] + figures["skipped"]
+    assert len(rows) == len(ROWS)
+    for row in rows:
+        own = ROWS["-".join(str(row[key]) for key in ("model", "method", "seed", "certificate"))]
+        assert {key: row[key] for key in own.figures} == own.figures
+        assert (row["hardware"], row["command"]) == (own.hardware, own.command)
+        assert row["weights"] == {key: facts["sha256"] for key, facts in own.config["weights"].items()}
+
+
+@pytest.mark.parametrize("row", [name for name, record in ROWS.items() if "skipped" not in record.figures])
+def test_accuracies_of_a_row_are_those_of_its_radii(row: str) -> None:
+    figures = ROWS[row].figures
+    arrays = load_arrays(RESULTS / figures["arrays"])
+    assert len(arrays["radius"]) == figures["samples"]
+    assert figures["clean"] == pytest.approx(100 * arrays["correct"].mean(), abs=0.006)
+    for name, radius in RADII.items():
+        for lowered in (1.0, 1 - SLACK):  # a certificate's file holds radii that are lower by the checker's slack
+            share = 100 * (arrays["correct"] & (arrays["radius"] * lowered >= radius)).mean()
+            assert figures["certified"][name] == pytest.approx(share, abs=0.006)
+
+
+@pytest.mark.parametrize("depth", [3, 4, 5, 6])
+def test_anchored_constants_of_mnist_are_the_recorded_ones(depth: int) -> None:
+    sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "anchored-depth.npz")
+    chosen = subject(f"MNIST-{depth}F-standard-seed0", sample.as_float64()[:SAMPLES], sample.labels[:SAMPLES])
+    for name, found in zip(("lipschitz", "curvature"), anchored_constants(chosen), strict=True):
+        assert found.numpy() == pytest.approx(arrays[f"{name}_{depth}"][:SAMPLES], rel=1e-9)
+
+
+@pytest.mark.skipif(not (RESULTS / "crc-vs-ccrc.npz").is_file(), reason="crc-vs-ccrc has not been measured")
+def test_a_radius_of_the_mnist_network_is_the_recorded_one() -> None:
+    sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "crc-vs-ccrc.npz")
+    chosen = subject("MNIST-6F-ccrc-seed0", sample.as_float64()[:1], sample.labels[:1])
+    pairs, others = against(chosen.network, int(chosen.y))
+    K = paper_pair_curvature(chosen.network).expand(len(others))
+    found = crc_radii(pairs, chosen.x, -K, K, CRCOptions()).amin(dim=1)
+    assert float(found) == pytest.approx(float(arrays["paper"][0]), rel=1e-9)
+
+
+@pytest.mark.skipif("CURVCERT_DATA" not in os.environ, reason="needs CIFAR-10: CURVCERT_DATA names no folder")
+@pytest.mark.parametrize("name", [name for name in KEPT if name.endswith("-ours-seed0")])
+def test_cifar_weights_certify_as_recorded(name: str) -> None:
+    figures = ROWS[name.replace("seed0", "0-best")].figures
+    data, arrays = load_cifar10("test", download=False), load_arrays(RESULTS / figures["arrays"])
+    chosen = subject(name, data.as_float64()[:SAMPLES], data.labels[:SAMPLES])
+    found = certify(chosen.network, chosen.x, chosen.y, epsilons=tuple(RADII.values()), progress=False)
+    assert np.array_equal(found.correct.numpy(), arrays["correct"][:SAMPLES])
+    for eps in RADII.values():
+        assert np.array_equal(found.radius.numpy() >= eps, arrays["radius"][:SAMPLES] >= eps)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> tuple[Path, Recipe]:
+    """A folder with the weights of a small network, untrained, as an experiment leaves them."""
+    recipe = on_digits(experiment_recipe("6f-ours"))
+    path = model_folder(recipe, tmp_path / "out") / ROUNDED
+    path.parent.mkdir(parents=True)
+    save_model(path, make_model(recipe, load("digits", "train")).eval().half(), recipe)
+    return tmp_path / "out", recipe
+
+
+def write_record(out: Path, recipe: Recipe, **config: Any) -> None:
+    figures = {"model": "digits", "method": "ours", "certificate": "best", "seed": 0, "skipped": "not measured"}
+    made = make_record("table1", Options(out), {"recipe": recipe.as_dict(), **config}, figures)
+    made.write(out / "table1" / "digits-ours-0-best.json")
+    replace(made, config={"quick": False}, figures={"rows": [], "skipped": []}).write(out / "table1.json")
+
+
+def test_weights_are_kept_with_their_record(measured: tuple[Path, Recipe], tmp_path: Path) -> None:
+    out, recipe = measured
+    results = tmp_path / "results"
+    write_record(out, recipe)
+    keep_all(out, results, ["table1"])
+    keep_all(out, results, ["table1"])
+    facts = read_digests(results)["digits-ours-seed0"]
+    assert facts["records"] == ["table1/digits-ours-0-best"]
+    assert facts["certify"].startswith("curvcert certify results/weights/digits-ours-seed0.safetensors digits --eps ")
+    assert Record.read(results / "table1" / "digits-ours-0-best.json").config["weights"]["digits-ours-seed0"] == {
+        key: facts[key] for key in ("sha256", "bytes", "file")
+    }
+    kept, again = load_kept(results, "digits-ours-seed0")
+    weights = load_model(model_folder(recipe, out) / ROUNDED)[0].state_dict()
+    assert again == recipe
+    assert all(torch.equal(value, weights[name]) for name, value in kept.state_dict().items())
+
+
+def test_large_weights_are_told_and_not_kept(
+    measured: tuple[Path, Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("curvcert.experiments.weights.KEPT_BELOW", 1000)
+    out, recipe = measured
+    write_record(out, recipe)
+    keep(EXPERIMENTS["table1"], out, tmp_path / "results")
+    facts = read_digests(tmp_path / "results")["digits-ours-seed0"]
+    assert (facts["file"], facts["certify"]) == (None, None)
+    assert facts["sha256"] == digest(model_folder(recipe, out) / ROUNDED)
+    assert not list((tmp_path / "results" / FOLDER).glob("*.safetensors"))
+    with pytest.raises(InvalidInput, match=r"not kept: .* trains it again"):
+        load_kept(tmp_path / "results", "digits-ours-seed0")
+
+
+def test_altered_or_unknown_weights_are_refused(measured: tuple[Path, Recipe], tmp_path: Path) -> None:
+    out, recipe = measured
+    results = tmp_path / "results"
+    write_record(out, recipe)
+    keep(EXPERIMENTS["table1"], out, results)
+    with pytest.raises(InvalidInput, match="no model '7F'"):
+        load_kept(results, "7F")
+    path = results / FOLDER / "digits-ours-seed0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InvalidFile, match="missing or altered"):
+        load_kept(results, "digits-ours-seed0")
+    (results / FOLDER / "digests.json").write_text("{")
+    with pytest.raises(InvalidFile, match="not JSON"):
+        read_digests(results)
+
+
+def test_weights_of_another_record_are_not_replaced(measured: tuple[Path, Recipe], tmp_path: Path) -> None:
+    out, recipe = measured
+    results = tmp_path / "results"
+    write_record(out, recipe)
+    keep(EXPERIMENTS["table1"], out, results)
+    digests = results / FOLDER / "digests.json"
+    content = json.loads(digests.read_text())
+    content["digits-ours-seed0"] |= {"sha256": "0" * 64, "records": ["another"]}
+    digests.write_text(json.dumps(content))
+    with pytest.raises(InvalidInput, match="other weights digits-ours-seed0: another"):
+        keep(EXPERIMENTS["table1"], out, results)
+
+
+def test_weights_that_are_missing_or_not_the_measured_ones(measured: tuple[Path, Recipe], tmp_path: Path) -> None:
+    out, recipe = measured
+    named = described({"digits-ours-seed0": recipe}, out)
+    named["digits-ours-seed0"]["sha256"] = "0" * 64
+    write_record(out, recipe, weights=named)
+    with pytest.raises(InvalidInput, match="not the file that was measured"):
+        keep(EXPERIMENTS["table1"], out, tmp_path / "results")
+    write_record(out, recipe)
+    shutil.rmtree(out / "models")
+    with pytest.raises(InvalidInput, match="Put the file there"):
+        keep(EXPERIMENTS["table1"], out, tmp_path / "results")
+
+
+def test_what_was_not_measured_or_quickly_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no record of 'tanh-anchor'"):
+        keep_all(tmp_path, tmp_path / "results", ["tanh-anchor"])
+    make_record("tanh-anchor", Options(tmp_path, quick=True), {}, {}).write(tmp_path / "tanh-anchor.json")
+    with pytest.raises(InvalidInput, match="quick run"):
+        keep_all(tmp_path, tmp_path / "results", ["tanh-anchor"])
