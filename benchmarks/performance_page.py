@@ -1,6 +1,6 @@
 """The tables of the page "Performance and scale", from the records: each stands between two marks that name it.
 
-    python -m benchmarks.performance_page      # write docs/performance.md anew
+python -m benchmarks.performance_page      # write docs/performance.md anew
 """
 
 from pathlib import Path
