@@ -40,9 +40,7 @@ def measure(name: str, model: nn.Sequential, points: int, device: str, console: 
             network.jacobian(part)
         _wait(device)
 
-    timings = time_interleaved(
-        {"jacobian": jacobians, "certificate": lambda: _certified(ready, x, size, device)}, repeats=3
-    )
+    timings = time_interleaved({"jacobian": jacobians, "certificate": lambda: _certified(ready, x, device)}, repeats=3)
     found = ratios(timings, against="jacobian")
     console.print(f"{name}: certificate / Jacobian = {found['certificate']:.2f} on {points} points")
     return {
@@ -59,8 +57,8 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device.startswith("cuda") else device
 
 
-def _certified(ready: Certifier, x: Tensor, size: int, device: str) -> None:
-    ready(x, batch_size=size, progress=False)
+def _certified(ready: Certifier, x: Tensor, device: str) -> None:
+    ready(x, progress=False)
     _wait(device)
 
 

@@ -44,7 +44,8 @@ _BATCH_ELEMENTS = 2**24
 _COPIES = 12
 """How many tensors of the size of a batch's gradients in front of the widest layer are held at once, and some room."""
 
-_LARGEST_BATCH = 1024
+_LARGEST_BATCH = 2048
+"""Samples in one batch at most, so that a bar moves; a large batch pays on an accelerator alone."""
 
 _ANCHORED_BATCH = 64
 
