@@ -4,7 +4,10 @@ For a product A with a small end (or a small space in the middle), :math:`A^T A`
 applying A and its adjoint to basis vectors, with the rounding error of every stage tracked.
 """
 
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,12 +15,59 @@ from torch import Tensor
 from curvcert.operators.base import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import absolute_norm_upper_bound, rounding_length
 from curvcert.operators.rows import basis_vectors
-from curvcert.operators.verified import dominating_factor, largest_eigenvalue_upper_bound, symmetrised
-from curvcert.rounding import gamma, inflate
+from curvcert.operators.verified import (
+    dominating_factor,
+    largest_eigenvalue_upper_bound,
+    spectral_norm_of_matrix_upper_bound,
+    symmetrised,
+)
+from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
 
 NormFunction = Callable[[AbstractLinearMap], Tensor]
 
 _CHUNK_ELEMENTS = 2**25
+
+
+MATRIX_ELEMENTS = 2**24
+"""The largest matrix of a product that is held, so that a longer product goes on from it."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ChainMatrix:
+    """The matrix of a product of maps, with a bound on its error in the Frobenius norm.
+
+    The norms of all intervals of a chain, each one factor longer than one before, then take one stage each.
+    """
+
+    factors: tuple[AbstractLinearMap, ...]
+    matrix: Tensor
+    error: Tensor
+
+    def begins(self, factors: tuple[AbstractLinearMap, ...]) -> bool:
+        """Tell whether this is the product of the first of these factors."""
+        return len(self.factors) <= len(factors) and all(map(operator.is_, self.factors, factors))
+
+    def times(self, factor: AbstractLinearMap, norm: NormFunction, absolute: NormFunction) -> "ChainMatrix":
+        r"""Return MA, its rows sent through the adjoint of A.
+
+        With K roundings in a stage its error is at most :math:`\|A\|_2 e + \gamma_K \||A|\|_2 \|M\|_F`.
+        """
+        size, length = norm_upper_bound_of_vectors(self.matrix.flatten(), 2, 0), rounding_length(factor)
+        # What underflows is off by less than the least float, once a rounding.
+        local = gamma(length) * absolute(factor) * size + length * len(self.matrix) * factor.in_size * TINY
+        rows = factor.adjoint(self.matrix.reshape(-1, *factor.out_shape)).flatten(1)
+        return ChainMatrix((*self.factors, factor), rows, inflate(norm(factor) * self.error + local, gamma(8)))
+
+    def norm_upper_bound(self) -> Tensor:
+        """Bound the largest singular value of the product."""
+        return inflate(spectral_norm_of_matrix_upper_bound(self.matrix) + self.error, 0.0)
+
+
+def empty_chain(op: AbstractLinearMap) -> ChainMatrix:
+    """Return the product of no factors on the space that op maps to: the identity."""
+    eye = torch.eye(op.out_size, dtype=op.dtype, device=op.device)
+    return ChainMatrix((), eye, torch.zeros((), dtype=op.dtype, device=op.device))
 
 
 def outer_gram_bytes(n: int) -> int:

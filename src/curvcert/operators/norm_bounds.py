@@ -26,6 +26,7 @@ from curvcert.operators.base import (
     Zero,
     require_finite,
     structure,
+    weights,
 )
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
@@ -83,6 +84,8 @@ class NormBounds(AbstractNorms[Bound]):
         self._hadamards: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
         self._absolutes: dict[tuple[Hashable, float], tuple[AbstractLinearMap, Tensor]] = {}
         self._grams: dict[Hashable, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
+        self._chain: chains.ChainMatrix | None = None
+        self._finite: dict[int, Tensor] = {}
 
     def bound(self, op: AbstractLinearMap, p: float = 2, q: float | None = None) -> Bound:
         """Bound the p -> q norm of a map."""
@@ -90,7 +93,7 @@ class NormBounds(AbstractNorms[Bound]):
         q = p if q is None else validate_p(q, "q")
         key = (structure(op), p, q)
         if key not in self._known:
-            require_finite(op)
+            self._require_finite(op)
             # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
             with torch.no_grad():
                 value, method = self._measure(_in_float64(op), p, q)
@@ -99,13 +102,20 @@ class NormBounds(AbstractNorms[Bound]):
             self._known[key] = (op, Bound(value, p, q, method=method))
         return self._known[key][1]
 
+    def _require_finite(self, op: AbstractLinearMap) -> None:
+        """Raise if any weight is NaN or infinite; each is looked at once."""
+        fresh = {id(weight): weight for weight in weights(op) if id(weight) not in self._finite}
+        if fresh:
+            require_finite(op)
+            self._finite |= fresh
+
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Bound the p -> q norm of a map, as a plain number."""
         return self.bound(op, p, q).value
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Bound the r-norms of the rows of a map."""
-        require_finite(op)
+        self._require_finite(op)
         with torch.no_grad():
             return row_norms_upper_bound(op.to(torch.float64), r)
 
@@ -136,6 +146,21 @@ class NormBounds(AbstractNorms[Bound]):
         if key not in self._grams:
             self._grams[key] = (op, *chains.gram_matrix(op, self.quick_spectral))
         return self._grams[key][1:]
+
+    def chain(self, op: Composition) -> Tensor | None:
+        """Bound the 2 -> 2 norm of a product by its matrix, or None where that is too large to be held.
+
+        The last one is kept: a product with more factors behind it goes on from there.
+        """
+        widest = max(op.in_size, *(factor.out_size for factor in op.factors))
+        if op.out_size * widest > min(chains.MATRIX_ELEMENTS, self.memory_budget // 64):
+            return None
+        known = self._chain
+        found = known if known is not None and known.begins(op.factors) else chains.empty_chain(op)
+        for factor in op.factors[len(found.factors) :]:
+            found = found.times(factor, self.quick_spectral, lambda part: self.absolute(part, 2.0))
+        self._chain = found
+        return found.norm_upper_bound()
 
     def gram_fits(self, n: int) -> bool:
         """Tell whether Gram matrices of size n fit the memory budget."""
@@ -262,6 +287,9 @@ def _(op: Sum, norms: NormBounds) -> Measured:
 @spectral_norm_upper_bound.register
 def _(op: Composition, norms: NormBounds) -> Measured:
     factors = op.factors
+    whole = norms.chain(op)
+    if whole is not None:
+        return whole, "matrix of the chain"
     outer = min(op.in_size, op.out_size)
     cut = min(range(1, len(factors)), key=lambda c: factors[c].out_size)
     inner = factors[cut].out_size
