@@ -137,5 +137,9 @@ def draw(record: Record, path: Path) -> None:
 
 
 COMPLEXITY = Experiment(
-    NAME, "The bounds' time grows no worse than quadratically with depth.", "Appendix, time complexity", run, draw
+    NAME,
+    "The compositional bound's time grows no worse than quadratically with depth.",
+    "Appendix, time complexity",
+    run,
+    draw,
 )
