@@ -244,15 +244,12 @@ class LipschitzMargin(AbstractObjective):
         return margin_cross_entropy(seen[0], y, self.tau, lipschitz_margin(self.nu, constants[0]))
 
 
-@final
-class RadiusReward(AbstractObjective):
-    r"""Cross-entropy, and a reward for radii: :math:`\mathrm{CE} + \lambda 1\{C(x) = y\} g(\varepsilon(x))`."""
+class AbstractPairObjective(AbstractObjective):
+    """An objective of the curvature of every pair of classes and of the norms of the pairs' gradients."""
 
-    def __init__(
-        self, constants: Constants, tau: float = 1.0, g: Decreasing = exponential, gradients: Gradients = "all"
-    ) -> None:
+    def __init__(self, constants: Constants, gradients: Gradients) -> None:
         super().__init__()
-        self.constants, self.tau, self.g, self.gradients = constants, tau, g, gradients
+        self.constants, self.gradients = constants, gradients
 
     def of_weights(self) -> Tensors:
         """Return the curvature of every pair."""
@@ -262,6 +259,21 @@ class RadiusReward(AbstractObjective):
         """Return the logits and the norms of the pairs' gradients."""
         return _with_gradients(model, x, y, self.gradients)
 
+    def curvature(self, constants: Tensors) -> Tensor:
+        """Return the largest curvature of a pair."""
+        return constants[0].detach().amax()
+
+
+@final
+class RadiusReward(AbstractPairObjective):
+    r"""Cross-entropy, and a reward for radii: :math:`\mathrm{CE} + \lambda 1\{C(x) = y\} g(\varepsilon(x))`."""
+
+    def __init__(
+        self, constants: Constants, tau: float = 1.0, g: Decreasing = exponential, gradients: Gradients = "all"
+    ) -> None:
+        super().__init__(constants, gradients)
+        self.tau, self.g = tau, g
+
     def rate(
         self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
     ) -> Tensor:
@@ -269,10 +281,6 @@ class RadiusReward(AbstractObjective):
         (logits, norms), (K,) = seen, constants
         radii = curvature_radii(logits, y, norms, K)
         return margin_cross_entropy(logits, y, self.tau) + weight * reward(logits, y, radii, self.g)
-
-    def curvature(self, constants: Tensors) -> Tensor:
-        """Return the largest curvature of a pair."""
-        return constants[0].detach().amax()
 
 
 @final
@@ -301,7 +309,7 @@ class CertifiedRadiusMaximisation(AbstractObjective):
 
 
 @final
-class CertifiedMargin(AbstractObjective):
+class CertifiedMargin(AbstractPairObjective):
     """The certified-margin loss; epsilon ramps up over the first part of the training.
 
     >>> import torch
@@ -321,19 +329,10 @@ class CertifiedMargin(AbstractObjective):
         gradients: Gradients = "all",
     ) -> None:
         """Choose the radius that is trained for, and whose gradients count: every class's, or the runner-up's."""
-        super().__init__()
+        super().__init__(constants, gradients)
         if not epsilon > 0:
             raise InvalidInput(f"The certified-margin loss needs a positive epsilon, got {epsilon}.")
-        self.constants, self.epsilon, self.tau = constants, epsilon, tau
-        self.ramp_share, self.gradients = ramp_share, gradients
-
-    def of_weights(self) -> Tensors:
-        """Return the curvature of every pair."""
-        return (self.constants().pair_curvature,)
-
-    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
-        """Return the logits and the norms of the pairs' gradients."""
-        return _with_gradients(model, x, y, self.gradients)
+        self.epsilon, self.tau, self.ramp_share = epsilon, tau, ramp_share
 
     def rate(
         self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
@@ -342,10 +341,6 @@ class CertifiedMargin(AbstractObjective):
         (logits, norms), (K,) = seen, constants
         epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
         return certified_margin_loss(logits, y, norms, K, epsilon, self.tau)
-
-    def curvature(self, constants: Tensors) -> Tensor:
-        """Return the largest curvature of a pair."""
-        return constants[0].detach().amax()
 
 
 def _with_gradients(model: nn.Module, x: Tensor, y: Tensor, gradients: Gradients) -> tuple[Tensor, Tensor]:
