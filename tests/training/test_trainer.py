@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidInput
+from curvcert.losses import AbstractObjective
+from curvcert.losses.objectives import Compiled
 from curvcert.training import Checkpoint, Recipe, Trainer, load_checkpoint, load_recipe, save_checkpoint
 from curvcert.training.recipe import Loss
 
@@ -179,3 +181,19 @@ def test_an_architecture_for_other_images_is_refused() -> None:
 def test_what_a_recipe_names_must_exist(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         trainer(**change)
+
+
+def test_a_step_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: AbstractObjective) -> None:
+        def refuse(*_: object) -> Any:
+            raise Exception("the limit of recompilations is reached\nand more")
+
+        self.compiled = Compiled(refuse, refuse, refuse)
+
+    wanted = advanced(2)
+    monkeypatch.setattr(Trainer, "_reason_not_to_compile", lambda self, wanted: None)
+    monkeypatch.setattr(AbstractObjective, "compile_pieces", broken)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    found = advanced(2)
+    assert found.not_compiled == "the limit of recompilations is reached"
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), wanted.model.parameters(), strict=True))

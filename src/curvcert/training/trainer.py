@@ -230,9 +230,9 @@ class Trainer:
         try:
             with training_arithmetic():
                 self._advance()
-        except RuntimeError as error:  # torch's own errors about compiling are RuntimeErrors
+        except Exception as error:  # the step itself has run before: whatever this is, compiling did it
             self.objective.compiled, self._batch = None, self.loader.batch
-            self.not_compiled = str(error).splitlines()[0]
+            self.not_compiled = (str(error) or type(error).__name__).splitlines()[0]
 
     def _reason_not_to_compile(self, wanted: bool | None) -> str | None:
         if wanted is False:
