@@ -21,6 +21,7 @@ from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.norms import validate_p
+from curvcert.training.distributed import require_device
 
 QUANTITIES: dict[str, tuple[Callable[..., Bound], str]] = {
     "lipschitz": (lipschitz, "L"),
@@ -91,7 +92,7 @@ def bound_command(
     network = load_network(choice, None if inputs is None else inputs.shape)
     if inputs is not None:
         require_fit(network, inputs, labels=False)
-    network = network.to(options.require_device(device))
+    network = network.to(require_device(device))
     arguments: dict[str, Any] = {
         "p": validate_p(p),
         "q": None if q is None else validate_p(q, "q"),

@@ -33,7 +33,7 @@ from curvcert.reporting.collecting import report_data
 from curvcert.reporting.digits import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.checkpoint import write_atomically
-from curvcert.training.distributed import place_from
+from curvcert.training.distributed import place_from, require_device
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -128,7 +128,7 @@ def certify_command(
     request = Request(validate_p(p), method, epsilons, box, search, seed, batch_size)
     request.require_searchable()
     place = place_from()
-    here = options.require_device(str(place.device(device)))
+    here = require_device(str(place.device(device)))
     parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
     shares = Shares(parts, place, output, lost_after)
     try:

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from curvcert.errors import InvalidInput
@@ -85,13 +84,3 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InvalidInput(f"{option} expects whole numbers such as 1,28,28, got {text!r}.") from None
-
-
-def require_device(name: str) -> str:
-    """Return the name of a device that this machine has, or raise."""
-    try:
-        torch.zeros((), device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise InvalidInput(f"Cannot compute on {name!r}: {reason}. Choose another device, such as cpu.") from error
-    return name

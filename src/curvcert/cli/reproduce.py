@@ -10,6 +10,7 @@ from curvcert.cli import options as shared
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.experiments import EXPERIMENTS, Experiment, Options, read_record, reproduce
+from curvcert.training.distributed import require_device
 
 
 def reproduce_command(
@@ -74,7 +75,7 @@ def reproduce_command(
         chosen = Options(
             out=out,
             data_folder=data_folder,
-            device=shared.require_device(device),
+            device=require_device(device),
             quick=quick,
             seed=seed,
             epochs=epochs,

@@ -107,6 +107,23 @@ class Place:
         return torch.device("cuda", self.local)
 
 
+def require_device(name: torch.device | str) -> str:
+    """Return the name of a device that this machine has.
+
+    >>> require_device("cpu")
+    'cpu'
+
+    Raises:
+        InvalidInput: it has no such device.
+    """
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InvalidInput(f"Cannot compute on {str(name)!r}: {reason}. Choose another device, such as cpu.") from error
+    return str(name)
+
+
 def place_from(environment: Mapping[str, str] | None = None) -> Place:
     """Return what torchrun's variables say: RANK, WORLD_SIZE, LOCAL_RANK; without them, a process alone.
 

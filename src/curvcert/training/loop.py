@@ -27,7 +27,7 @@ from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidInput, TrainingDiverged
 from curvcert.network import trace
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint, write_atomically
-from curvcert.training.distributed import ALONE, Ranks, RanksApart
+from curvcert.training.distributed import ALONE, Ranks, RanksApart, require_device
 from curvcert.training.evaluation import evaluate
 from curvcert.training.model_file import save_model
 from curvcert.training.recipe import Recipe
@@ -89,7 +89,7 @@ def train(
     folder, console = Path(out), console or Console(stderr=True)
     if not ranks.is_first:
         console = Console(file=io.StringIO(), quiet=True)
-    ranks.agreed(lambda: _require_device(device))
+    ranks.agreed(lambda: require_device(device))
     ranks.first(lambda: _require_writable(folder, resume))
     train_data, test_data = _data(recipe, data_folder, ranks)
     with torch.random.fork_rng(devices=[]):
@@ -123,7 +123,7 @@ def train_side_by_side(
         InvalidInput: the recipes differ in how many steps they take, or as for `train`.
     """
     folders, console = [Path(out) / name for name in recipes], console or Console(stderr=True)
-    _require_device(device)
+    require_device(device)
     for folder in folders:
         _require_writable(folder, resume)
     chosen = list(recipes.values())
@@ -184,16 +184,6 @@ class _Interrupts:
         if self.wanted:  # the second time, at once
             raise KeyboardInterrupt
         self.wanted = True
-
-
-def _require_device(device: torch.device | str) -> None:
-    try:
-        torch.zeros((), device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise InvalidInput(
-            f"Cannot compute on {str(device)!r}: {reason}. Choose another device, such as cpu."
-        ) from error
 
 
 def _require_writable(folder: Path, resume: bool | str | Path) -> None:
