@@ -1,7 +1,34 @@
-"""Under pytest, tests and doctests alike, the shapes in curvcert's annotations are checked at run time."""
+"""For tests and doctests alike: shapes checked at run time, a seed each, and torch's global state left alone."""
 
+from collections.abc import Iterator
+
+import pytest
+import torch
 from jaxtyping import install_import_hook
 
 from tests.shape_checks import check_shapes
 
 install_import_hook("curvcert", f"{check_shapes.__module__}.{check_shapes.__name__}")
+
+
+def _global_state() -> dict[str, object]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "number of threads": torch.get_num_threads(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def torch_state() -> Iterator[None]:
+    """Seed each test, and fail one that changes torch's global state (which is then restored)."""
+    torch.manual_seed(0)
+    before = _global_state()
+    yield
+    after = _global_state()
+    torch.set_default_dtype(before["default dtype"])  # type: ignore[arg-type]
+    torch.set_grad_enabled(before["grad mode"])  # type: ignore[arg-type]
+    torch.set_num_threads(before["number of threads"])  # type: ignore[arg-type]
+    torch.set_float32_matmul_precision(before["float32 matmul precision"])  # type: ignore[arg-type]
+    assert after == before, "the test left torch's global state changed"

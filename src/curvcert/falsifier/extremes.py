@@ -15,9 +15,10 @@ def largest_slope_lower_bound(network: Network, x: Tensor, steps: int = 100, rat
 
     >>> from torch import nn
     >>> from curvcert.network import trace
-    >>> net = trace(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval(), torch.zeros(1, 1))
-    >>> weight = abs(float(net.blocks[0].W.as_matrix()))
-    >>> 0.999 * weight < largest_slope_lower_bound(net, torch.ones(1, 1), steps=200) <= weight * (1 + 1e-12)
+    >>> linear = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(linear.weight, 0.5)
+    >>> net = trace(nn.Sequential(linear, nn.Tanh()).eval(), torch.zeros(1, 1))
+    >>> 0.999 * 0.5 < largest_slope_lower_bound(net, torch.ones(1, 1), steps=200) <= 0.5 * (1 + 1e-12)
     True
     """
     x, best = network.require_batch(x).clone(), 0.0
@@ -39,8 +40,10 @@ def largest_hessian_lower_bound(network: Network, x: Tensor, steps: int = 100, r
 
     >>> from torch import nn
     >>> from curvcert.network import trace
-    >>> net = trace(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval(), torch.zeros(1, 1))
-    >>> exact = 4 / 27**0.5 * float(net.blocks[0].W.as_matrix()) ** 2
+    >>> linear = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(linear.weight, 0.5)
+    >>> net = trace(nn.Sequential(linear, nn.Tanh()).eval(), torch.zeros(1, 1))
+    >>> exact = 4 / 27**0.5 * 0.5**2
     >>> 0.99 * exact < largest_hessian_lower_bound(net, torch.full((1, 1), 0.5), steps=300) <= exact * (1 + 1e-9)
     True
     """

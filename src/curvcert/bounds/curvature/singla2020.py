@@ -20,10 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import carry_ball, carry_gradients
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import Ball, Bound, Global, LayerTerm
+from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.errors import InvalidInput, UnsupportedBlock
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import evaluate_with_error
@@ -193,12 +192,12 @@ def _dual_lower_bound(
     problem: Problem, start: Tensor, point: Tensor, row: Tensor, eta: Tensor, M: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return a lower bound on the dual function at eta, from a point near the minimiser, and f there."""
-    ball = Ball(point, torch.zeros(len(point), dtype=torch.float64, device=point.device))
-    evaluation = evaluate_with_error(problem.network, point, problem.norms).states[-1]
+    evaluation = evaluate_with_error(problem.network, point, problem.norms)
+    output = evaluation.states[-1]
     index = torch.arange(len(point), device=point.device)
-    f = evaluation.value.flatten(1)[index, row]
-    f_above = f + evaluation.error.flatten(1)[index, row]
-    covectors = carry_gradients(problem, carry_ball(problem, ball, liplt_prefixes(problem, problem.norms)))
+    f = output.value.flatten(1)[index, row]
+    f_above = f + output.error.flatten(1)[index, row]
+    covectors = carry_gradients(problem, carry_point(problem, evaluation))
     if covectors is None:
         raise InvalidInput("CRC needs a differentiable network.")
     g, drift = covectors[0].value.flatten(2)[index, row], covectors[0].drift[index, row]
