@@ -13,7 +13,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
-from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.problem import Problem, all_pairs
 from curvcert.bounds.types import Anchor, Global
 from curvcert.certificates.attack_radius import Box, attack_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
@@ -169,9 +169,10 @@ def certifier(
         raise InvalidInput(f"epsilons are positive radii, got {list(epsilons or ())}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
+    pairs = all_pairs(network, p)
     # Shells take the global constants along.
-    constants = global_constants(network, p, "auto" if method == "local" else method)
-    pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
+    constants = global_constants(network, pairs, "auto" if method == "local" else method)
+    pairs = replace(pairs)  # the same norms, without the matrices of this question
     deviations = pair_table(pair_deviations(pairs), network)
     layers, notes = _layers(network, pairs, method)
     anchors, more = _anchors(network, method, layers)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
-from curvcert.bounds.curvature.portfolio import curvature
-from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz
+from curvcert.bounds.curvature.portfolio import curvature_of
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network import Affine, Block, Network
@@ -29,17 +29,17 @@ class PairConstants:
     notes: tuple[str, ...]
 
 
-def global_constants(network: Network, p: float, method: str) -> PairConstants:
-    """Compute the tables that a method of `certify` needs."""
+def global_constants(network: Network, pairs: Problem, method: str) -> PairConstants:
+    """Compute the tables that a method of `certify` needs; `pairs` are all pairs of the network's classes."""
     L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
     L_name = K_name = ""
     notes: list[str] = []
     if method in ("auto", "lipschitz", *GLOBAL_LIPSCHITZ):
-        bound = lipschitz(network, p, method=method if method in LIPSCHITZ_METHODS else "auto", pair="all")
+        bound = lipschitz_of(pairs, method if method in LIPSCHITZ_METHODS else "auto")
         L, L_name = pair_table(bound.value, network), bound.method
     if method in ("auto", "anchored", *GLOBAL_CURVATURE):
         try:
-            bound = curvature(network, p, method=method if method in GLOBAL_CURVATURE else "auto", pair="all")
+            bound = curvature_of(pairs, method if method in GLOBAL_CURVATURE else "auto")
             K, K_name = pair_table(bound.value, network), bound.method
         except (UnsupportedActivation, UnsupportedModule) as error:
             if method != "auto":

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import Global
+from curvcert.bounds.lipschitz.problem import Problem, all_pairs
 from curvcert.certificates.constants import pair_deviations, pair_table
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import curvature_radius
@@ -72,7 +71,7 @@ class Evaluator:
 
 def evaluator(network: Network) -> Evaluator:
     """Prepare the evaluation of a network's samples in l2."""
-    pairs = Problem(network.all_differences(), 2, 2, Global(), scalars=True)
+    pairs = all_pairs(network, 2)
     return Evaluator(network, pairs, pair_table(pair_deviations(pairs), network))
 
 

@@ -55,7 +55,7 @@ def models(record: Record) -> dict[str, Recipe]:
 def both_radii(measured: Subject) -> dict[str, NDArray[Any]]:
     """Return the Lipschitz and the curvature radius of every sample, and whether `prop:compare` holds for it."""
     network, evaluate = measured.network, evaluator(measured.network)
-    ours, n = global_constants(network, 2, "auto"), network.outputs
+    ours, n = global_constants(network, evaluate.pairs, "auto"), network.outputs
     tables = {
         "paper": (paper_pair_lipschitz(network).expand(n, n), paper_pair_curvature(network).expand(n, n)),
         "ours": (ours.L, ours.K),

@@ -146,7 +146,11 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    problem = make_problem(network, p, q, at, radius, pair, logit)
+    return curvature_of(make_problem(network, p, q, at, radius, pair, logit), method)
+
+
+def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:
+    """Answer a question that was made before: norms that it knows from others are not computed again."""
     problem.network.require_smooth()
     # An affine map's curvature is 0 exactly; any other 0 would be an underflow.
     floor = TINY if any(isinstance(block, Block) for block in problem.network.blocks) else 0.0

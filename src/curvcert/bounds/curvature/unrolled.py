@@ -24,7 +24,13 @@ from curvcert.bounds.curvature.block_contraction import contraction_form
 from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
-from curvcert.bounds.lipschitz.lipsdp_recursion import Metric, congruence, lipsdp_metrics, reason_to_skip_lipsdp
+from curvcert.bounds.lipschitz.lipsdp_recursion import (
+    Metric,
+    congruence,
+    has_room,
+    lipsdp_metrics,
+    reason_to_skip_lipsdp,
+)
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.network import Block
@@ -119,7 +125,7 @@ def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric,
 
     None where the matrices would not fit the memory budget: W itself, S, and what a Cholesky factorisation takes.
     """
-    if metric.matrix is None or 8 * (8 * W.out_size**2 + 2 * W.out_size * W.in_size) > problem.norms.memory_budget:
+    if metric.matrix is None or not has_room(W, problem.norms):
         return {}
     S, error = congruence(W, metric, problem.norms)
     terms = {"gradient norm, lipsdp": inflate(gradient.size * root_of_product(S, error, S, error), gamma(8))}

@@ -19,6 +19,7 @@ the identity serves for :math:`X_k^{-1}`.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -81,32 +82,52 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
 
 
 def lipsdp_metrics(problem: Problem) -> list[Metric]:
-    r"""Return :math:`Y_k \succeq X_k^{-1}` for k = 0 (the input), 1, ..., m (the activations)."""
+    r"""Return :math:`Y_k \succeq X_k^{-1}` for k = 0 (the input), 1, ..., m (the activations).
+
+    A layer has a matrix only where the next one has room for its congruence: nothing else looks at it.
+    """
+    return problem.once("lipsdp", lambda: _metrics(problem))
+
+
+def _metrics(problem: Problem) -> list[Metric]:
     reason = reason_to_skip_lipsdp(problem)
     if reason is not None:
         kind = UnsupportedNorm if "p = q" in reason else UnsupportedBlock
         raise kind(reason)
     one = torch.ones((), dtype=torch.float64, device=problem.network.device)
-    metrics, previous = [Metric(one)], None
-    for k, block in enumerate(problem.network.blocks):
-        assert isinstance(block, Block)
-        W = block.W if previous is None else block.W @ previous
-        metrics.append(_next_metric(block, W, metrics[-1], k, problem))
-        previous = block.G
+    blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
+    maps = [blocks[0].W, *(after.W @ before.G for before, after in pairwise(blocks))]
+    metrics = [Metric(one)]
+    for k, (block, W) in enumerate(zip(blocks, maps, strict=True)):
+        wanted = k + 1 == len(maps) or has_room(maps[k + 1], problem.norms)
+        metrics.append(_next_metric(block, W, metrics[-1], k, wanted, problem))
     return metrics
 
 
-def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, problem: Problem) -> Metric:
+def has_room(W: AbstractLinearMap, norms: NormBounds) -> bool:
+    """Tell whether W Y W' fits the memory budget, for a matrix Y: W itself, and what a factorisation takes."""
+    return 8 * (8 * W.out_size**2 + 2 * W.out_size * W.in_size) <= norms.memory_budget
+
+
+def _has_room_for_gram(W: AbstractLinearMap, norms: NormBounds) -> bool:
+    return 64 * W.out_size**2 <= norms.memory_budget
+
+
+def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wanted: bool, problem: Problem) -> Metric:
     alpha, beta = block.activation.slope
     steepest = max(abs(alpha), abs(beta))
-    if not _fits(W, metric, problem.norms):
+    fits = _has_room_for_gram(W, problem.norms) if metric.matrix is None else has_room(W, problem.norms)
+    note = "the next layer is over the memory budget" if fits else "over the memory budget"
+    if not fits or (metric.matrix is None and not wanted):
         constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
         if isinstance(block.G, Identity):
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
-        return Metric(inflate(constant, gamma(8)), note="over the memory budget")
+        return Metric(inflate(constant, gamma(8)), note=note)
     S, error = congruence(W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
+    if not wanted:
+        return Metric(scale, note=note)
     # Slopes about a centre near 0, or a single slope, leave nothing for the matrix to gain.
     gains = beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta
     if not gains or not _WORKABLE < beta < 1 / _WORKABLE:
@@ -206,12 +227,6 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
 def _frobenius(A: Tensor) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(A)
     return inflate(size, gamma(A.numel() + 4))
-
-
-def _fits(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> bool:
-    squares = 8 * W.out_size**2
-    explicit = 2 * W.out_size * W.in_size if metric.matrix is not None else 0
-    return 8 * (squares + explicit) <= norms.memory_budget
 
 
 def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:

@@ -140,7 +140,11 @@ def lipschitz(
     >>> 0 <= float(bound) - float(torch.linalg.vector_norm(weight)) < 1e-9
     True
     """
-    problem = make_problem(network, p, q, at, radius, pair, logit)
+    return lipschitz_of(make_problem(network, p, q, at, radius, pair, logit), method)
+
+
+def lipschitz_of(problem: Problem, method: str | AbstractLipschitzMethod = "auto") -> Bound:
+    """Answer a question that was made before: norms that it knows from others are not computed again."""
     one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
     if one is not None:
         return run(one, problem, TINY)

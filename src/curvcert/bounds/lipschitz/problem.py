@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.norm_rule import AbstractNorms, R
 
 Pair = tuple[int, int] | Literal["all"] | None
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +33,13 @@ class Problem:
     scalars: bool = False
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
-    _known: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
-    def once(self, name: str, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Return what `compute` gave when this name was first asked for."""
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value."""
         if name not in self._known:
             self._known[name] = compute()
-        return self._known[name]
+        return cast(T, self._known[name])
 
     def final_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
         """Return the p -> q norm of a last map, or the norm of each of its rows as a functional."""
@@ -62,6 +63,11 @@ class Problem:
         if isinstance(self.scope, Global):
             raise InvalidInput("This method needs the point that it is anchored at: pass at=x.")
         return self.scope.x
+
+
+def all_pairs(network: Network, p: float) -> Problem:
+    """Return the question for every difference of two outputs, each a scalar, over all inputs."""
+    return make_problem(network, p, None, None, None, "all", None)
 
 
 def make_problem(
