@@ -43,6 +43,8 @@ def test_the_readme_quotes_the_local_certificate() -> None:
     ratios = {n["training"]: n["median_of_local_over_paper"] for n in networks if n["network"] == "784-100^5-10"}
     assert f"{ratios['standard']:.2f} times the paper's" in README
     assert f"{ratios['regularised']:.2f} times on a curvature-trained one" in README
+    with_line = {n["training"]: n["median_of_line_over_paper"] for n in networks if n["network"] == "784-100^5-10"}
+    assert f"{with_line['regularised']:.2f} times there" in README
 
 
 def test_the_readme_quotes_the_audit_which_found_nothing() -> None:

@@ -358,7 +358,7 @@ def test_shells_lose_at_least_what_margins_lose(facts) -> None:
     others = np.array([i for i in range(3) if i != label])
     backed = backward(facts.model, facts.sizes, passed, np.eye(3) - np.eye(3)[label])
     g = gradient_norms(backed, 2.0)
-    at = centres(facts, passed, backed, views_of(facts, passed))
+    at = centres(facts, passed, backed)
     pairs = Pairs(others, g[others], facts.K[label][others], facts.L(2.0)[label][others])
     directions = torch.nn.functional.normalize(torch.randn(2000, 2, dtype=torch.float64), dim=1)
     for r in (1e-3, 0.1, 0.5, 2.0):

@@ -116,6 +116,7 @@ sizes = st.floats(1e-300, 1e300)
 @example(1e-170, 1e-170, 1e-170, 1e-170)
 @example(1.7e308, 1e10, 0.0, 1e10)
 @example(1e-200, 0.0, 1e-200, 1e-200)
+@example(1e-300, 1594900460.0, 0.0, 0.0)
 def test_no_size_of_the_numbers_overclaims(m: float, g: float, K: float, extra: float) -> None:
     L = g + extra
     square, both = float(curvature_radius(t(m), t(g), t(K))), float(combined_radius(t(m), t(g), t(K), t(L)))

@@ -106,7 +106,7 @@ class TestRadii:
         ready = certifier(network, method="local")
         whole, layers = ready(x).radius, ready.layers
         assert layers is not None
-        monkeypatch.setattr(shells, "_CHUNK_ELEMENTS", 4 * shells._elements(layers))
+        monkeypatch.setattr(shells, "_CHUNK_ELEMENTS", 4 * shells.numbers_of_sample(layers))
         torch.testing.assert_close(ready(x).radius, whole, rtol=1e-9, atol=0)
 
 

@@ -60,4 +60,5 @@ OBJECTIVES: dict[str, Callable[[Constants], AbstractObjective]] = {
     "crm": lambda constants: CertifiedRadiusMaximisation(constants, target=0.8),
     "certified-margin": lambda constants: CertifiedMargin(constants, epsilon=0.3),
     "certified-margin, runner-up": lambda constants: CertifiedMargin(constants, epsilon=0.3, gradients="runner-up"),
+    "certified-margin, line": lambda constants: CertifiedMargin(constants, epsilon=0.3, certificate="line"),
 }

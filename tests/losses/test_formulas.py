@@ -15,10 +15,12 @@ from curvcert.losses import (
     exponential,
     hinge,
     lipschitz_margin,
+    lost_within,
     margin_cross_entropy,
     ramp,
     reward,
     soft_lipschitz_radii,
+    straight_line_radii,
 )
 from tests.losses.cases import F64
 
@@ -92,6 +94,24 @@ def test_the_label_leads_exactly_up_to_the_curvature_radius() -> None:
         assert (int(z.argmax()) == 0) == leads
 
 
+def test_the_label_leads_exactly_up_to_the_line_s_radius() -> None:
+    for scale in (0.1, 1.0, 10.0):
+        radius = straight_line_radii(LOGITS[:1], Y[:1], NORMS[:1], scale * K)
+        for factor, leads in ((1 - 1e-9, True), (1 + 1e-9, False)):
+            z = certified_margin_logits(LOGITS[:1], Y[:1], NORMS[:1], scale * K, radius * factor, "line")
+            assert (int(z.argmax()) == 0) == leads
+
+
+def test_a_line_loses_what_the_worst_of_its_points_does() -> None:
+    """By the definition: the largest g a + K (eps^2 - a^2) / 2 over a in [0, eps]."""
+    g, K_, eps = torch.rand(50, dtype=F64), 4 * torch.rand(50, dtype=F64), 0.7
+    a = torch.linspace(0, eps, 20001, dtype=F64)[:, None]
+    worst = (g * a + K_ * (eps**2 - a**2) / 2).amax(dim=0)
+    found = lost_within(eps, g, K_, "line")
+    torch.testing.assert_close(found, worst, rtol=1e-6, atol=1e-9)
+    assert bool((found <= lost_within(eps, g, K_, "curvature")).all())
+
+
 def test_curvature_radii_by_hand() -> None:
     first = min(2 * 1.5 / (1 + math.sqrt(1 + 2 * 2 * 1.5)), 2 * 3 / (2 + math.sqrt(4 + 2 * 1 * 3)))
     expected = torch.tensor([first, 0.0], dtype=F64)  # the second sample is misclassified
@@ -128,6 +148,7 @@ def test_the_ramp(progress: float, share: float, expected: float) -> None:
 FORMULAS = {
     "margin cross-entropy": lambda f, g, k: margin_cross_entropy(f, Y, 0.5, lipschitz_margin(1.0, k.sum())),
     "certified margin": lambda f, g, k: certified_margin_loss(f, Y, g, k, 0.3, 0.7),
+    "certified margin, line": lambda f, g, k: certified_margin_loss(f, Y, g, k, 0.9, 0.7, "line"),
     "curvature radii": lambda f, g, k: curvature_radii(f, torch.tensor([0, 2]), g + 0.1, k),
     "exponential reward": lambda f, g, k: reward(f, Y, curvature_radii(f, Y, g + 0.1, k)),
     "hinge reward": lambda f, g, k: reward(f, Y, soft_lipschitz_radii(f, Y, k, 2.0), hinge(3.0)),

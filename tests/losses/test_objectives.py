@@ -90,6 +90,8 @@ class TestAgainstTheirFormulas:
         for progress, epsilon in ((0.1, 0.075), (1.0, 0.3)):
             expected = certified_margin_loss(self.logits, Y, self.norms, self.K, epsilon, 0.5)
             self.check(CertifiedMargin(self.constants, 0.3, tau=0.5), expected, progress=progress)
+        expected = certified_margin_loss(self.logits, Y, self.norms, self.K, 0.3, 0.5, "line")
+        self.check(CertifiedMargin(self.constants, 0.3, tau=0.5, certificate="line"), expected)
 
 
 @pytest.mark.parametrize(

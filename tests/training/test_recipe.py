@@ -17,6 +17,7 @@ CHANGES = {
     "mean_shift": ("True", True),
     "loss": ("crm", "crm"),
     "gradients": ("runner-up", "runner-up"),
+    "certificate": ("line", "line"),
     "block_bound": ("hadamard", "hadamard"),
     "crop_mode": ("zeros", "zeros"),
     "flip": ("true", True),

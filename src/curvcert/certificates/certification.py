@@ -25,6 +25,7 @@ from curvcert.certificates.constants import (
     require_method,
 )
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
+from curvcert.certificates.line import Line, LineQuery, line_radii
 from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import (
@@ -71,6 +72,7 @@ class Certifier:
     pairs: Problem
     digest: str
     layers: Layers | None
+    line: Line | None
     anchors: bool
 
     def __call__(
@@ -119,8 +121,9 @@ def certify(
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
         method: "auto" (the best of all, a sample), "lipschitz", "anchored", "local" (bounds over balls, see
-            `certificates.shell`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
-            "compositional", "unrolled", "crc".
+            `certificates.shell`), "line" (the network along the gradient and curvature across it, in l2, see
+            `certificates.line`), or one bound by its name: "product", "liplt", "lipsdp-recursion", "compositional",
+            "unrolled", "crc".
         box: (lo, hi), the range of valid inputs; it limits witnesses, not radii.
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
@@ -171,13 +174,23 @@ def certifier(
     network = network if device is None else network.to(device)
     pairs = all_pairs(network, p)
     # Shells take the global constants along.
-    constants = global_constants(network, pairs, "auto" if method == "local" else method)
+    constants = global_constants(network, pairs, "auto" if method in ("local", "line") else method)
     pairs = replace(pairs)  # the same norms, without the matrices of this question
     deviations = pair_table(pair_deviations(pairs), network)
     layers, notes = _layers(network, pairs, method)
     anchors, more = _anchors(network, method, layers)
     constants, digest = replace(constants, notes=(*constants.notes, *notes, *more)), describable_digest(network)
-    return Certifier(network, p, method, box, wanted, constants, deviations, pairs, digest, layers, anchors)
+    line = _line(network, pairs, constants, deviations, method)
+    return Certifier(network, p, method, box, wanted, constants, deviations, pairs, digest, layers, line, anchors)
+
+
+def _line(network: Network, pairs: Problem, constants: PairConstants, deviations: Tensor, method: str) -> Line | None:
+    """Prepare the line certificate: in l2, with a curvature, where it is asked for."""
+    if method == "line" and pairs.p != 2:
+        raise InvalidInput(f"The line certificate needs p = 2, got p = {pairs.p:g}. Use method='auto' for the best.")
+    if method not in ("auto", "line") or pairs.p != 2 or not constants.names[1]:
+        return None
+    return Line(Problem(network, 2, 2, Global(), scalars=True, norms=pairs.norms), deviations)
 
 
 def _anchors(network: Network, method: str, layers: Layers | None) -> tuple[bool, tuple[str, ...]]:
@@ -190,13 +203,13 @@ def _anchors(network: Network, method: str, layers: Layers | None) -> tuple[bool
 
 
 def _layers(network: Network, pairs: Problem, method: str) -> tuple[Layers | None, tuple[str, ...]]:
-    """Prepare the local certificate where it is asked for; "auto" skips it where it does not apply, and says why."""
-    if method not in ("auto", "local"):
+    """Prepare bounds over balls where they are asked for; "auto" skips them where they don't apply, and says why."""
+    if method not in ("auto", "local", "line"):
         return None, ()
     try:
         return layers_of(pairs, network), ()
     except (UnsupportedActivation, UnsupportedModule) as error:
-        if method == "local":
+        if method != "auto":
             raise
         return None, (f"local skipped: {error}",)
 
@@ -255,7 +268,9 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
     L_name, K_name = request.constants.names
     radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
     labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
-    labels["local"] = "local"
+    labels |= {"local": "local", "line": "line"}
+    # By global constants the line is cheap, and goes first; over balls it comes last, for what is still to gain.
+    radii |= _with_line(request, x, points, radii, None)
     local: dict[str, Tensor] = {}
     if request.epsilons and request.method == "auto":
         # Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
@@ -273,6 +288,9 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
         local = _with_shells(request, x, points, (L, K), radii)
     # Asked for by name it stands alone, unless the global constants were to decide what they can.
     radii = local if request.method == "local" and not request.epsilons else radii | local
+    radii |= _with_line(request, x, points, radii, request.layers)
+    if request.method == "line" and not request.epsilons:
+        radii = {"line": radii["line"]}
     attack, witness = attack_witnesses(
         request.network, x, points, torch.where(K.isnan(), torch.inf, K), request.p, request.box
     )
@@ -320,6 +338,11 @@ def _ceiling(points: Pointwise) -> Tensor:
     return (points.margin / points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
 
 
+def _could_gain(points: Pointwise, radii: dict[str, Tensor]) -> Tensor:
+    """Tell which samples a bound from the gradient at x could still serve."""
+    return _ceiling(points) > _largest(radii).amin(dim=1) * (1 + _WORTHWHILE)
+
+
 def _with_anchored(request: Certifier, x: Tensor, points: Pointwise, K: Tensor, todo: Tensor) -> Tensor:
     """Return the table of constants with anchored ones where they are smaller; one label at a time, for its pairs."""
     K = K.clone()
@@ -344,14 +367,14 @@ def _with_shells(
     request: Certifier, x: Tensor, points: Pointwise, constants: tuple[Tensor, Tensor], radii: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return local radii of every class, at least those before; NaN where a sample is decided or cannot gain."""
-    if request.layers is None:
+    if request.layers is None or request.method == "line":
         return {}
     L, K = constants
     known = _largest(radii)
     best = known.amin(dim=1)
     todo = _undecided(request, points, radii) & best.isfinite()
     if request.method == "auto" or request.epsilons:
-        todo &= _ceiling(points) > best * (1 + _WORTHWHILE)
+        todo &= _could_gain(points, radii)
     found = radii.get("local", torch.full_like(known, torch.nan)).clone()
     # Nothing is left to gain where every class has an infinite radius.
     found = torch.where((points.correct & best.isinf())[:, None], known, found)
@@ -361,6 +384,31 @@ def _with_shells(
         query = Query(x, points.label, points.margin, points.gradient_norm, K, L, known, everywhere, request.epsilons)
         found[index] = torch.fmax(found[index], shell_radii(request.layers, query.part(index)))
     return {"local": found}
+
+
+def _with_line(
+    request: Certifier, x: Tensor, points: Pointwise, radii: dict[str, Tensor], layers: Layers | None
+) -> dict[str, Tensor]:
+    """Return radii of every class by the line, at least those before; NaN where a sample is decided or none is known.
+
+    Without layers, by global curvatures alone: that is cheap, and comes before anything that is not.
+    """
+    if request.line is None or points.gradient is None or request.method not in ("auto", "line"):
+        return {}
+    known = _largest(radii)
+    best = known.amin(dim=1)
+    # Nothing is left to gain where every class has an infinite radius.
+    found = torch.where((points.correct & best.isinf())[:, None], known, torch.nan)
+    todo = points.correct & best.isfinite()
+    if request.epsilons:
+        todo &= best < max(request.epsilons)
+    index = todo.nonzero().flatten()
+    if len(index):
+        limit = points.margin / points.gradient_norm.clamp(min=1e-300)
+        K = request.constants.K[points.label]
+        query = LineQuery(x, points.label, points.gradient, limit, K, known).part(index)
+        found[index] = line_radii(request.line, query, request.epsilons, layers)
+    return {"line": torch.fmax(found, radii["line"]) if "line" in radii else found}
 
 
 def _inside(box: Box | None, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def pair_deviations(pairs: Problem) -> Tensor:
 
 def require_method(method: str) -> None:
     """Raise unless the method is one that `certify` knows."""
-    known = ("auto", "lipschitz", "anchored", "local", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
+    known = ("auto", "lipschitz", "anchored", "local", "line", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
     if method not in known:
         raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(known)}.")
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from curvcert.rounding import UNIT_ROUNDOFF
+from curvcert.rounding import TINY, UNIT_ROUNDOFF
 
 _DOWN = 1 - 16 * UNIT_ROUNDOFF
 
@@ -63,7 +63,7 @@ def combined_radius(m: Values, g: Values, K: Values, L: Values) -> Values:
     quadratic = curvature_radius(m, g, K)
     # Quotients first, so that no product leaves the range of floats.
     rise = (L - g) / (2 * K)
-    bend = rise * ((L - g) / L) * _DOWN
+    bend = _rounded_down(rise * ((L - g) / L))
     linear = _quotient(m, L) + torch.where((K > 0) & (L > 0), bend, torch.zeros_like(bend)) * _DOWN
     # Past the bend the quadratic form underestimates; before it the linear one overestimates.
     bends_before = rise * (L + g) * (1 + 16 * UNIT_ROUNDOFF) < m * _DOWN
@@ -102,6 +102,11 @@ def attack_radius(m: Values, g: Values, K: Values) -> Values:
 
 def _quotient(m: Values, L: Values) -> Values:
     """Return m / L rounded down: inf for L = 0 < m, 0 for m <= 0 and where an overflow left nothing known of L."""
-    ratio = m / torch.where(L > 0, L, torch.ones_like(L)) * _DOWN
+    ratio = _rounded_down(m / torch.where(L > 0, L, torch.ones_like(L)))
     ratio = torch.where(L > 0, ratio, torch.where(L == 0, torch.inf, 0.0))
     return torch.where(m > 0, ratio, torch.zeros_like(ratio))
+
+
+def _rounded_down(x: Values) -> Values:
+    """Return x >= 0 rounded down; 0 among the least floats, where no rounding is relative."""
+    return torch.where(x > TINY, x * _DOWN, torch.zeros_like(x))

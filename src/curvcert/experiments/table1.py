@@ -178,7 +178,7 @@ def _is_made(path: Path, recipe: Recipe, options: Options) -> bool:
     if not path.is_file():
         return False
     config = Record.read(path).config
-    kept = {"samples": config["samples"], **config["recipe"]}
+    kept = {"samples": config["samples"], **recipe_from_dict(config["recipe"], f"The recipe of {path}").as_dict()}
     asked = {"samples": options.samples, **recipe.as_dict()}
     may_differ = () if options.epochs else ("epochs",)
     for name in asked.keys() - set(may_differ):

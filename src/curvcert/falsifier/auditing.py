@@ -34,8 +34,8 @@ NORMS = (2.0, 2.0, 2.0, math.inf, math.inf, 1.0, 3.0, 1.5)
 BOX = (-3.0, 3.0)
 
 _CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
-_DEAR = ("auto", "local")
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "local")
+_DEAR = ("auto", "local", "line")
+_CURVED = ("compositional", "unrolled", "crc", "anchored", "local", "line")
 
 
 @dataclass(frozen=True)
@@ -310,6 +310,7 @@ class _Session:
             name
             for name in names
             if (smooth or name not in _CURVED)
+            and (p == 2 or name != "line")
             and (name in ("anchored", "local") or name not in known or known[name].reason_to_skip(problem) is None)
         ]
 

@@ -4,7 +4,13 @@ The functions are formulas on tensors; the objectives compute the logits, gradie
 Constants in a loss are estimates: right for training, never for a certificate.
 """
 
-from curvcert.losses.certified_margin import certified_margin_logits, certified_margin_loss, ramp
+from curvcert.losses.certified_margin import (
+    MarginCertificate,
+    certified_margin_logits,
+    certified_margin_loss,
+    lost_within,
+    ramp,
+)
 from curvcert.losses.constants import Constants, StepConstants
 from curvcert.losses.cross_entropy import accuracy, lipschitz_margin, margin_cross_entropy
 from curvcert.losses.gradient_norms import logits_and_pair_norms, logits_and_runner_up_norm
@@ -19,7 +25,14 @@ from curvcert.losses.objectives import (
     RadiusReward,
     Standard,
 )
-from curvcert.losses.radius_reward import curvature_radii, exponential, hinge, reward, soft_lipschitz_radii
+from curvcert.losses.radius_reward import (
+    curvature_radii,
+    exponential,
+    hinge,
+    reward,
+    soft_lipschitz_radii,
+    straight_line_radii,
+)
 
 __all__ = [
     "AbstractObjective",
@@ -29,6 +42,7 @@ __all__ = [
     "CurvatureRegularised",
     "CurvatureRegulariser",
     "LipschitzMargin",
+    "MarginCertificate",
     "Objective",
     "RadiusReward",
     "Standard",
@@ -42,8 +56,10 @@ __all__ = [
     "lipschitz_margin",
     "logits_and_pair_norms",
     "logits_and_runner_up_norm",
+    "lost_within",
     "margin_cross_entropy",
     "ramp",
     "reward",
     "soft_lipschitz_radii",
+    "straight_line_radii",
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput
-from curvcert.losses.certified_margin import certified_margin_loss, ramp
+from curvcert.losses.certified_margin import MarginCertificate, certified_margin_loss, ramp
 from curvcert.losses.constants import Constants, StepConstants
 from curvcert.losses.cross_entropy import lipschitz_margin, margin_cross_entropy
 from curvcert.losses.gradient_norms import logits_and_pair_norms, logits_and_runner_up_norm
@@ -327,12 +327,13 @@ class CertifiedMargin(AbstractPairObjective):
         tau: float = 1.0,
         ramp_share: float = 0.4,
         gradients: Gradients = "all",
+        certificate: MarginCertificate = "curvature",
     ) -> None:
-        """Choose the radius that is trained for, and whose gradients count: every class's, or the runner-up's."""
+        """Choose the radius that is trained for, whose gradients count (every class's, or the runner-up's), and how."""
         super().__init__(constants, gradients)
         if not epsilon > 0:
             raise InvalidInput(f"The certified-margin loss needs a positive epsilon, got {epsilon}.")
-        self.epsilon, self.tau, self.ramp_share = epsilon, tau, ramp_share
+        self.epsilon, self.tau, self.ramp_share, self.certificate = epsilon, tau, ramp_share, certificate
 
     def rate(
         self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
@@ -340,7 +341,7 @@ class CertifiedMargin(AbstractPairObjective):
         """Return the certified-margin loss of the batch."""
         (logits, norms), (K,) = seen, constants
         epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
-        return certified_margin_loss(logits, y, norms, K, epsilon, self.tau)
+        return certified_margin_loss(logits, y, norms, K, epsilon, self.tau, self.certificate)
 
 
 def _with_gradients(model: nn.Module, x: Tensor, y: Tensor, gradients: Gradients) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,30 @@ def curvature_radii(
     return radii.scatter(1, y[:, None], torch.inf).amin(dim=1)
 
 
+def straight_line_radii(
+    logits: Float[Tensor, "batch classes"],
+    y: Int64[Tensor, " batch"],
+    gradient_norms: Float[Tensor, "batch _"],
+    pair_curvature: Tensor,
+) -> Float[Tensor, " batch"]:
+    r"""Return the least radius of the line certificate if every f_i - f_y were straight along its gradient.
+
+    That is m / g where :math:`K m \le g^2`, and :math:`\sqrt{2Km - g^2} / K` beyond; 0 where a margin is negative.
+
+    >>> logits, y = torch.tensor([[1.5, 0.0]]), torch.tensor([0])
+    >>> for K in (0.5, 2.0):
+    ...     straight_line_radii(logits, y, torch.ones(1, 2), torch.tensor([[0.0, K], [K, 0.0]]))
+    tensor([1.5000])
+    tensor([1.1180])
+    """
+    K, m = pair_curvature.to(logits.dtype)[y], margins(logits, y).clamp(min=0.0)
+    tiny = torch.finfo(logits.dtype).tiny
+    straight = m / gradient_norms.clamp(min=tiny)
+    curved = K * m > gradient_norms.square()
+    bent = safe_sqrt((2 * K * m - gradient_norms.square()).clamp(min=0.0)) / K.clamp(min=tiny)
+    return torch.where(curved, bent, straight).scatter(1, y[:, None], torch.inf).amin(dim=1)
+
+
 def soft_lipschitz_radii(
     logits: Float[Tensor, "batch classes"], y: Int64[Tensor, " batch"], pair_lipschitz: Tensor, sharpness: float = 5.0
 ) -> Float[Tensor, " batch"]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from curvcert.data import LabelledImages
 from curvcert.errors import CurvcertError
-from curvcert.losses import Constants, StepConstants, curvature_radii, logits_and_pair_norms
+from curvcert.losses import Constants, StepConstants, logits_and_pair_norms, straight_line_radii
 
 _BATCH = 250
 
@@ -15,8 +15,8 @@ _BATCH = 250
 def evaluate(model: nn.Module, data: LabelledImages, epsilons: Sequence[float], samples: int) -> dict[str, float]:
     """Return the accuracy on the first samples and, for each epsilon, an estimate of the certified accuracy.
 
-    The estimate is the curvature certificate with norms by power iteration: cheap, and no certificate.  A model
-    without a curvature constant has none.
+    The estimate is the line certificate of a model that is straight along its gradients, with norms by power iteration:
+    cheap, and no certificate.  A model without a curvature constant has none.
 
     >>> from curvcert.data import load
     >>> from curvcert.nn.architectures import architecture
@@ -53,5 +53,5 @@ def _radii_estimate(model: nn.Module, x: Tensor, y: Tensor, K: Tensor | None) ->
     correct = logits.detach().argmax(dim=1) == y
     if K is None:
         return correct, torch.full_like(logits[:, 0].detach(), torch.nan)
-    radii = curvature_radii(logits, y, norms, K).detach()
+    radii = straight_line_radii(logits, y, norms, K).detach()
     return correct, torch.where(correct, radii, 0.0)

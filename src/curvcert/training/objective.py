@@ -37,7 +37,9 @@ def make_objective(recipe: Recipe, model: nn.Module, example_input: Tensor) -> A
         case "crm":
             return CertifiedRadiusMaximisation(constants, recipe.target_radius, recipe.tau, recipe.sharpness)
         case "certified-margin":
-            return CertifiedMargin(constants, recipe.epsilon, recipe.tau, recipe.ramp_share, recipe.gradients)
+            return CertifiedMargin(
+                constants, recipe.epsilon, recipe.tau, recipe.ramp_share, recipe.gradients, recipe.certificate
+            )
 
 
 def make_multiplier(recipe: Recipe) -> Multiplier:

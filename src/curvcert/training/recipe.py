@@ -34,6 +34,7 @@ class Recipe:
     epsilon: float = 0.2
     ramp_share: float = 0.4
     gradients: Literal["all", "runner-up"] = "all"
+    certificate: Literal["curvature", "line"] = "curvature"
     target_radius: float = 0.5
     sharpness: float = 5.0
     block_bound: Literal["product", "hadamard"] = "product"

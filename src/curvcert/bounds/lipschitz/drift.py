@@ -101,14 +101,20 @@ def carry_point(problem: Problem, evaluation: Evaluation) -> list[Reached]:
     return reached
 
 
-def carry_gradients(problem: Problem, reached: list[Reached]) -> list[Covectors] | None:
-    """Carry the outputs' gradients back; entry k is with respect to x_k.  None if a block has no derivative."""
+def carry_gradients(problem: Problem, reached: list[Reached], rows: Tensor | None = None) -> list[Covectors] | None:
+    """Carry the outputs' gradients back; entry k is with respect to x_k.  None if a block has no derivative.
+
+    With `rows`, (batch, any, outputs), those of the exact combinations that they hold, each a scalar.
+    """
     network, batch = problem.network, len(reached[0].constant)
-    g = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
-    g = g.reshape(1, network.outputs, *network.out_shape).expand(batch, -1, *network.out_shape)
-    found = [Covectors(g, g.new_zeros(batch, network.outputs if problem.scalars else 1))]
+    if rows is None:
+        g = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
+        g = g.reshape(1, network.outputs, *network.out_shape).expand(batch, -1, *network.out_shape)
+    else:
+        g = rows.reshape(*rows.shape[:2], *network.out_shape)
+    found = [Covectors(g, g.new_zeros(batch, g.shape[1] if problem.scalars else 1))]
     for part in reversed(reached):
-        # The exact unit covectors at the end have no drift, so the last block's own norm is never used here.
+        # The exact covectors at the end have no drift, so the last block's own norm is never used here.
         grown = found[-1].drift if len(found) == 1 else part.constant[:, None] * found[-1].drift
         pulled = _pull_back(part, found[-1].value, problem)
         if pulled is None:

@@ -56,9 +56,14 @@ def seen(piece: Piece, z: Vector) -> Seen:
     """Look at a piece from the values of its neurons at one input."""
     assert piece.act is not None
     low, high = steepest_quotients(piece.act, z.value, z.error)
-    at = piece.act.first.over(z.value - z.error * (1 + 4 * U), z.value + z.error * (1 + 4 * U))
     c = curvature_quotients(piece.act, z.value, z.error)
-    return Seen(at, np.maximum(np.abs(low), np.abs(high)), low, high, c)
+    return Seen(slopes_at(piece, z), np.maximum(np.abs(low), np.abs(high)), low, high, c)
+
+
+def slopes_at(piece: Piece, z: Vector) -> tuple[Array, Array]:
+    """Enclose the slopes of a piece's neurons at one input."""
+    assert piece.act is not None
+    return piece.act.first.over(z.value - z.error * (1 + 4 * U), z.value + z.error * (1 + 4 * U))
 
 
 def views_of(facts: Facts, passed: Passed) -> list[Seen | None]:

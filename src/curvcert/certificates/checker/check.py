@@ -29,6 +29,7 @@ from curvcert.certificates.checker.evaluation import (
     margins,
 )
 from curvcert.certificates.checker.facts import Facts
+from curvcert.certificates.checker.lines import by_lines
 from curvcert.certificates.checker.lipschitz import DUAL
 from curvcert.certificates.checker.model import read_model
 from curvcert.certificates.checker.outward import Array, U, lengths, up
@@ -322,19 +323,22 @@ def _check_radii(tables: _Tables, claims: Claims, point: _Point, K: Array, k: in
             _refuse(bool((lost < m).all()), f"the {name} radius {radius:.9g} is more than is proven")
     pair, radius = claims.pair_radius[k], float(claims.radius[k])
     _refuse(bool(np.isinf(pair[label])), "the label's own pair has a finite radius")
-    proven = _used_up(pair[rest], g, K[rest], L[rest]) < m
-    family = _family(claims.method[k])
+    family, line = _family(claims.method[k]), claims.p == 2 and facts.smooth
+    _refuse(line or "line" not in family, "the method is called line, which is one of smooth networks in l2")
     local = not np.isnan(claims.local_radius[k])
     _refuse(not claims.local_radius[k] > radius, "the local radius is larger than the radius")
-    if local and claims.p == 2 and facts.smooth and not proven.all():
-        r = np.zeros_like(pair)
-        r[rest] = np.where(proven | np.isinf(pair[rest]), 0.0, pair[rest])
-        proven |= _by_shells(facts, point, r, K, L)[rest]
-    missing = np.flatnonzero(rest)[~proven]
+    proven = ~rest
+    proven[rest] = _used_up(pair[rest], g, K[rest], L[rest]) < m
+    if line and not proven.all():
+        # A line takes along what shells know: shells alone do not reach its radius.
+        order = ("line", "local") if "line" in family else ("local", "line", "local")
+        kinds = tuple(kind for kind in order if local or kind == "line")
+        proven = _by_balls(facts, point, label, np.where(proven, 0.0, pair), (K, L), kinds)
+    missing = np.flatnonzero(~proven)
     if len(missing):
         i = int(missing[0])
         text = f"the radius {pair[i]:.9g} of class {i} is more than is proven"
-        known = family <= _LIPSCHITZ | _CURVATURE | ({"local"} if claims.p == 2 else set())
+        known = family <= _LIPSCHITZ | _CURVATURE | ({"local", "line"} if claims.p == 2 else set())
         _refuse(False, text, coverable=known)
     _check_method(family, radius, pair, point, K, L, local)
 
@@ -345,8 +349,11 @@ def _check_method(family: set[str], radius: float, pair: Array, point: _Point, K
     Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.
     """
     _refuse("misclassified" not in family, "a correct sample is called misclassified")
-    kinds = {"Lipschitz": bool(family & _LIPSCHITZ), "curvature": bool(family & _CURVATURE), "local": "local" in family}
+    kinds = {"Lipschitz": bool(family & _LIPSCHITZ), "curvature": bool(family & _CURVATURE)}
+    kinds |= {name: name in family for name in ("local", "line")}
     _refuse(any(kinds.values()), "the method has a name that the checker does not know", coverable=False)
+    if kinds["line"]:
+        return  # it takes along what every other kind knows
     if kinds["local"]:
         _refuse(local, "the method is called local and there is no local radius")
         return
@@ -357,12 +364,31 @@ def _check_method(family: set[str], radius: float, pair: Array, point: _Point, K
     _refuse(bool((lost < point.m[rest]).all()), "the radius is more than the method that it names proves")
 
 
+def _by_balls(
+    facts: Facts, point: _Point, label: int, r: Array, constants: tuple[Array, Array], kinds: tuple[str, ...]
+) -> NDArray[np.bool_]:
+    """Tell which pairs are proven up to r, by shells or by lines, in the order given; 0 stands for a proven one."""
+    assert point.backed is not None
+    open_, before = r > 0, dict.fromkeys(kinds, -1)
+    for kind in kinds:
+        # Some pair may keep shells from looking at the others: again if, and only if, a line has proven it.
+        if not open_.any() or np.isinf(r[open_]).any() or before[kind] == open_.sum():
+            continue
+        before[kind] = int(open_.sum())
+        rest = np.where(open_, r, 0.0)
+        if kind == "line":
+            open_ &= ~by_lines(facts, point.passed, point.backed, label, rest)
+        else:
+            open_ &= ~_by_shells(facts, point, rest, *constants)
+    return ~open_
+
+
 def _by_shells(facts: Facts, point: _Point, r: Array, K: Array, L: Array) -> NDArray[np.bool_]:
     """Tell which pairs are proven up to r > 0 by bounds over balls, the cheap ones first."""
     if not r.any():
         return np.zeros(len(r), bool)
     assert point.backed is not None
-    at = centres(facts, point.passed, point.backed, views_of(facts, point.passed))
+    at = centres(facts, point.passed, point.backed)
     lost = np.where(r > 0, np.inf, 0.0)
     for shells, exact, within in _EFFORTS:
         index = np.flatnonzero((lost >= point.m) & (lost <= within * point.m))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from curvcert.certificates.checker.anchored import Seen, growth, weighted_norm
+from curvcert.certificates.checker.anchored import growth, slopes_at, weighted_norm
 from curvcert.certificates.checker.evaluation import Backed, Passed
 from curvcert.certificates.checker.facts import Facts
 from curvcert.certificates.checker.model import Piece
@@ -92,20 +92,20 @@ class _Over:
     E: tuple[float, float] = (0.0, 0.0)
 
 
-def centres(facts: Facts, passed: Passed, backed: Backed, views: list[Seen | None]) -> list[Centre | None]:
+def centres(facts: Facts, passed: Passed, backed: Backed) -> list[Centre | None]:
     """Collect what is known at x; None for an affine piece."""
     pieces = facts.model.pieces
     widest = max([piece.outputs for piece in pieces] + [len(p.W.value) for p in pieces if p.W is not None])
     formed = widest * pieces[0].inputs <= _JACOBIAN_ENTRIES
     X, off = np.eye(pieces[0].inputs) if formed else np.zeros((0, 0)), 0.0
     found: list[Centre | None] = []
-    for k, (piece, view, z) in enumerate(zip(pieces, views, passed.neurons, strict=True)):
+    for k, (piece, z) in enumerate(zip(pieces, passed.neurons, strict=True)):
         size, width = facts.sizes[k], frobenius(X)
         result, lost = np.zeros((piece.outputs, X.shape[1])), 0.0
-        if view is None or z is None or piece.W is None or piece.act is None:
+        if z is None or piece.W is None or piece.act is None:
             found.append(None)
         else:
-            low, high = view.at
+            low, high = slopes_at(piece, z)
             sloped = weighted_norm(facts, k, np.maximum(np.abs(low), np.abs(high)))
             u, drift = backed.inner[k], backed.inner_drift[k]
             assert u is not None
@@ -164,7 +164,7 @@ def spent(facts: Facts, at: list[Centre | None], r: Array, pairs: Pairs, shells:
     total, low = np.zeros_like(r), 0.0
     for j in range(1, shells + 1):
         high = end * j / shells
-        saturated, linear = _gradient_change(facts, at, high, pairs, exact)
+        saturated, linear = gradient_change(facts, at, high, pairs.index, exact)
         slope = np.minimum(up(linear / high), pairs.K)
         top = up(np.minimum(np.minimum(pairs.g + saturated, pairs.g + slope * high), pairs.L))
         top = np.maximum(top, pairs.g)
@@ -178,16 +178,21 @@ def spent(facts: Facts, at: list[Centre | None], r: Array, pairs: Pairs, shells:
     return total
 
 
-def _gradient_change(facts: Facts, at: list[Centre | None], t: float, pairs: Pairs, exact: bool) -> tuple[Array, Array]:
-    """Bound the change of every pair's gradient over the ball: as a constant, and one at least linear in t."""
-    over, count = _over_ball(facts, at, t, exact), len(pairs.index)
+def gradient_change(
+    facts: Facts, at: list[Centre | None], t: float, index: NDArray[np.intp], exact: bool
+) -> tuple[Array, Array]:
+    """Bound the change of every pair's gradient over the ball: as a constant, and one at least linear in t.
+
+    The latter, divided by t, bounds the change by distance of all points within t.
+    """
+    over, count = _over_ball(facts, at, t, exact), len(index)
     eta, total = [np.zeros(count), np.zeros(count)], [np.zeros(count), np.zeros(count)]
     for k in range(len(at) - 1, -1, -1):
         part, centre, W = over[k], at[k], facts.sizes[k].W
         if centre is None or part.c is None or part.changes is None:
             eta = [up(part.growth * value) for value in eta]
             continue
-        u = centre.u[pairs.index]
+        u = centre.u[index]
         h = up(u * part.c)
         peak = h.max(axis=1)
         lifted = np.array([centre.weighted(row, exact) for row in h]) * t + peak * part.R

@@ -17,7 +17,7 @@ from curvcert.certificates.shell.gradient_change import gradient_change
 from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 from curvcert.certificates.shell.layers import Layers
 from curvcert.network import Block
-from curvcert.rounding import gamma
+from curvcert.rounding import gamma, inflate
 
 SHELLS = (8, 16)
 """Shells of the first grid, which finds where the first pair stops, and of the second, which ends there."""
@@ -69,12 +69,22 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
     that end, which is no less than the sample's own radius.
     """
     # On an accelerator size pays.
-    size = max(1, spare_elements(query.x.device, _CHUNK_ELEMENTS) // _elements(layers))
+    size = max(1, spare_elements(query.x.device, _CHUNK_ELEMENTS) // numbers_of_sample(layers))
     pieces = torch.arange(len(query.x), device=query.x.device).split(size)
     return torch.cat([_radii(layers, query.part(index)) for index in pieces])
 
 
-def _elements(layers: Layers) -> int:
+def gradient_growth(layers: Layers, x: Tensor, label: Tensor, other: Tensor, t: Tensor) -> Tensor:
+    r"""Bound :math:`\kappa` with :math:`|\nabla F(x') - \nabla F(x)| \le \kappa |x' - x|` within t of x.
+
+    F is f_other - f_label; all but x are (batch,).
+    """
+    centres = at_centres(layers, x, label, other[:, None])
+    change = gradient_change(centres, over_balls(centres, t, math.prod(layers.network.in_shape)), t, 1)
+    return inflate(change.linear[:, 0] / t, 0.0)
+
+
+def numbers_of_sample(layers: Layers) -> int:
     """Return how many numbers one sample takes."""
     hidden = [layer.block.W.out_size for layer in layers.layers if isinstance(layer.block, Block)]
     states = [math.prod(layer.block.out_shape) for layer in layers.layers]
