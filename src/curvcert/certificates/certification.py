@@ -389,7 +389,7 @@ def _with_shells(
 def _with_line(
     request: Certifier, x: Tensor, points: Pointwise, radii: dict[str, Tensor], layers: Layers | None
 ) -> dict[str, Tensor]:
-    """Return radii of every class by the line, at least those before; NaN where a sample is decided or none is known.
+    """Return radii of every class by the line; NaN where a sample is decided, in "auto" also where another is as far.
 
     Without layers, by global curvatures alone: that is cheap, and comes before anything that is not.
     """
@@ -408,6 +408,9 @@ def _with_line(
         K = request.constants.K[points.label]
         query = LineQuery(x, points.label, points.gradient, limit, K, known).part(index)
         found[index] = line_radii(request.line, query, request.epsilons, layers)
+    if request.method == "auto":
+        # What it does not raise it is not named for.
+        found = torch.where(found > known, found, torch.nan)
     return {"line": torch.fmax(found, radii["line"]) if "line" in radii else found}
 
 

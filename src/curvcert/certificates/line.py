@@ -45,14 +45,14 @@ from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bo
 ZONES = 6
 """Zones of the line: one about x, which also covers all that lies behind it, and equal ones up to r."""
 
-BISECTIONS = 6
-"""Radii that are tried for a sample where none are given."""
+CELLS = 64
+"""Where no radii are given, they are sought among those that divide the linear limit into so many equal parts."""
 
 _FIRST = 1 / 12
 """Where the first zone ends, as a share of r."""
 
-_BEYOND = 1.1
-"""Radii are tried up to this many times the linear limit, which a line that bends down exceeds."""
+_FARTHEST = 72
+"""The last of these radii: a line that bends down exceeds the linear limit."""
 
 _UNDERFLOW = 2.0**-500
 """The root of what the squares of the least radii may lose."""
@@ -100,8 +100,8 @@ class LineQuery:
 def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), layers: Layers | None = None) -> Tensor:
     """Return certified radii of every class, (batch, classes), at least the known ones.
 
-    Given radii are decided, the least first; without any the largest that holds is sought by bisection.  With `layers`
-    the curvature is bounded over balls wherever the global one does not suffice.
+    Given radii are decided, the least first; without any the largest that holds is sought by bisection of a grid, which
+    is the same whatever is known.  With `layers` the curvature is bounded over balls where the global one is too large.
     """
     found = query.known.clone()
     if epsilons:
@@ -110,15 +110,16 @@ def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), l
             short = alive & (found.amin(dim=1) < eps)
             alive[short] = _raised(line, query, found, short, torch.full_like(found[:, 0], eps), layers)
         return found
-    low, limit = found.amin(dim=1), query.limit.amin(dim=1)
-    near, high = (1 - 2.0**-12) * limit, torch.maximum(_BEYOND * limit, low)
-    for step in range(BISECTIONS):
-        # The linear limit first, or almost: what reaches it needs no other certificate.
-        middle = (low + high) / 2
-        middle = torch.where(near > low, near, middle) if step == 0 else middle
-        todo = (middle > low) & middle.isfinite()
+    limit = query.limit.amin(dim=1)
+    step = (1 - 2.0**-12) * limit / CELLS
+    low = (found.amin(dim=1) / step).nan_to_num(nan=0.0).clamp(0, _FARTHEST).floor()
+    high = torch.full_like(low, _FARTHEST + 1)
+    while bool((high - low > 1).any()):
+        # The linear limit first, or almost: most that gets anywhere gets there.
+        middle = torch.where((low < CELLS) & (high > _FARTHEST), CELLS, ((low + high) / 2).floor())
+        todo = (high - low > 1) & step.isfinite()
         holds = torch.zeros_like(todo)
-        holds[todo] = _raised(line, query, found, todo, middle, layers)
+        holds[todo] = _raised(line, query, found, todo, middle * step, layers)
         low, high = torch.where(holds, middle, low), torch.where(holds, high, middle)
     return found
 
