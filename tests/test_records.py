@@ -45,6 +45,11 @@ def test_the_readme_quotes_the_local_certificate() -> None:
     assert f"{ratios['regularised']:.2f} times on a curvature-trained one" in README
     with_line = {n["training"]: n["median_of_line_over_paper"] for n in networks if n["network"] == "784-100^5-10"}
     assert f"{with_line['regularised']:.2f} times there" in README
+    page = (ROOT / "docs/line-certificate.md").read_text()
+    shallow, deep = (n for n in networks if n["training"] == "regularised")
+    assert f"{shallow['line_share_of_limit']:.2f} of that limit" in page
+    assert f"{deep['line_share_of_limit']:.2f} with five" in page
+    assert f"({shallow['share_of_limit']:.2f} and {deep['share_of_limit']:.2f} by the local certificate)" in page
 
 
 def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
