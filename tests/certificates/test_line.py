@@ -124,10 +124,11 @@ def test_without_a_gradient_there_is_no_line() -> None:
 
 
 def test_zones_cover_the_ball_without_a_gap() -> None:
-    zones = list(line._shares())
-    assert zones[0][0] == -1.0 and zones[-1][1] == 1.0
-    assert all(before[1] == after[0] for before, after in pairwise(zones))
-    assert all(low <= at <= high for low, high, at in zones)
+    start, end = torch.tensor([0.1, 0.3], dtype=F64), torch.tensor([1.0, 0.3], dtype=F64)
+    zones = list(line._beyond(start, end))
+    assert zones[0][0].equal(start) and zones[-1][1].equal(end)
+    assert all(before[1].equal(after[0]) for before, after in pairwise(zones))
+    assert all(bool(((low <= at) & (at <= high)).all()) for low, high, at in zones)
 
 
 def test_refusals() -> None:

@@ -27,8 +27,8 @@ within :math:`\delta` of the exact point, a zone also loses
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.memory import spare_elements
-from curvcert.certificates.shell import Layers, gradient_growth, numbers_of_sample
+from curvcert.certificates.shell import Layers, gradient_growth, numbers_of_sample, pair_centres
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
@@ -59,10 +59,6 @@ _UNDERFLOW = 2.0**-500
 
 _CHUNK_ELEMENTS = 2**24
 """Numbers that the pairs in hand may take, on a processor."""
-
-
-_Share = tuple[float, float, float]
-"""A zone as shares of r: its ends, and the place of its point."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,87 +96,173 @@ class LineQuery:
 def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), layers: Layers | None = None) -> Tensor:
     """Return certified radii of every class, (batch, classes), at least the known ones.
 
-    Given radii are decided, the least first; without any the largest that holds is sought by bisection of a grid, which
-    is the same whatever is known.  With `layers` the curvature is bounded over balls where the global one is too large.
+    They are sought among the given radii, or, without any, in a grid of the linear limit; both are the same whatever is
+    known.  With `layers` the curvature is bounded over balls where the global one is too large.
     """
-    found = query.known.clone()
-    if epsilons:
-        alive = torch.ones(len(found), dtype=torch.bool, device=found.device)
-        for eps in sorted(epsilons):
-            short = alive & (found.amin(dim=1) < eps)
-            alive[short] = _raised(line, query, found, short, torch.full_like(found[:, 0], eps), layers)
-        return found
-    limit = query.limit.amin(dim=1)
-    step = (1 - 2.0**-12) * limit / CELLS
-    low = (found.amin(dim=1) / step).nan_to_num(nan=0.0).clamp(0, _FARTHEST).floor()
-    high = torch.full_like(low, _FARTHEST + 1)
-    while bool((high - low > 1).any()):
-        # The linear limit first, or almost: most that gets anywhere gets there.
-        middle = torch.where((low < CELLS) & (high > _FARTHEST), CELLS, ((low + high) / 2).floor())
-        todo = (high - low > 1) & step.isfinite()
-        holds = torch.zeros_like(todo)
-        holds[todo] = _raised(line, query, found, todo, middle * step, layers)
-        low, high = torch.where(holds, middle, low), torch.where(holds, high, middle)
+    found, choice = query.known.clone(), _Choice.of(query, epsilons)
+    # What fails whatever the curvature is found out without balls, which cost most.
+    place = _farthest(line, query, choice, curved=layers is None)
+    if layers is not None:
+        search = _OverBalls(line, query, choice, layers)
+        place = search.farthest(search.farthest(place, weakest=True), weakest=False)
+    won = place > choice.known
+    found[won] = torch.maximum(found[won], choice.radius(place)[won, None])
     return found
 
 
-def _raised(line: Line, query: LineQuery, found: Tensor, todo: Tensor, r: Tensor, layers: Layers | None) -> Tensor:
-    """Raise the radii in `found` to r where that holds for every class; tell for which of the samples to do it does."""
-    index = todo.nonzero().flatten()
-    if len(index) == 0:
-        return torch.ones(0, dtype=torch.bool, device=r.device)
-    part = replace(query.part(index), known=found[index])
-    holds = _holds(line, part, r[index], layers)
-    won = index[holds]
-    found[won] = torch.maximum(found[won], r[won, None])
-    return holds
+_Ends = tuple[Tensor, Tensor, Tensor]
+"""A zone of every pair: its ends, and the place of its point."""
 
 
-def _holds(line: Line, query: LineQuery, r: Tensor, layers: Layers | None) -> Tensor:
-    """Tell which samples keep their class up to r, (batch,): each class that is not known to stay below is tried.
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """The radii that are sought, (batch, count) from 0 up, the place of the last one known, and where to look first."""
 
-    First by global curvatures, from the far end, where most of what fails does whatever the curvature; then, in what is
-    left open, over balls: the class that is known to stay below for the least radius before the others, and from the
-    near end, where curvature costs most.
+    radii: Tensor
+    known: Tensor
+    first: int
+
+    @staticmethod
+    def of(query: LineQuery, epsilons: tuple[float, ...]) -> "_Choice":
+        """Return the given radii, or the grid of the linear limit; nothing is sought where that is not finite."""
+        limit, least = query.limit.amin(dim=1), query.known.amin(dim=1)
+        if epsilons:
+            radii, first = limit.new_tensor([0.0, *sorted(epsilons)]).expand(len(limit), -1), len(epsilons)
+        else:
+            cells = torch.arange(_FARTHEST + 1, dtype=limit.dtype, device=limit.device)
+            # The linear limit first, or almost: most that gets anywhere gets there.
+            radii, first = ((1 - 2.0**-12) * limit / CELLS)[:, None] * cells, CELLS
+            radii = torch.where(limit.isfinite()[:, None], radii, 0.0)
+        return _Choice(radii, (radii <= least[:, None]).sum(dim=1) - 1, first)
+
+    @property
+    def last(self) -> int:
+        """The place of the largest."""
+        return self.radii.shape[1] - 1
+
+    def radius(self, place: Tensor) -> Tensor:
+        """Return every sample's radius at a place."""
+        return self.radii.gather(1, place[:, None])[:, 0]
+
+    def of_samples(self, index: Tensor) -> "_Choice":
+        """Return the choice of some of the samples, each any number of times."""
+        return _Choice(self.radii[index], self.known[index], self.first)
+
+
+def _bisected(low: Tensor, high: Tensor, first: Tensor, holds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return the largest place from `low` on and before `high` that was found to hold, the one at `low` as given.
+
+    `holds` is asked about places, and told which of them count; `first` is asked about first where it lies between.
     """
+    middle = torch.where((low < first) & (first < high), first, (low + high) // 2)
+    while bool((todo := high - low > 1).any()):
+        yes = holds(middle, todo)
+        low, high = torch.where(todo & yes, middle, low), torch.where(todo & ~yes, middle, high)
+        middle = (low + high) // 2
+    return low
+
+
+def _farthest(line: Line, query: LineQuery, choice: _Choice, curved: bool) -> Tensor:
+    """Return the place of the largest radius that is found to hold, (batch,), by global curvatures or by none."""
+
+    def holds(place: Tensor, todo: Tensor) -> Tensor:
+        index, found = todo.nonzero().flatten(), torch.zeros_like(todo)
+        found[index] = _holds(line, query.part(index), choice.radius(place)[index], curved)
+        return found
+
+    end = torch.full_like(choice.known, choice.last + 1)
+    return _bisected(choice.known, end, torch.full_like(end, choice.first), holds)
+
+
+def _holds(line: Line, query: LineQuery, r: Tensor, curved: bool) -> Tensor:
+    """Tell which samples keep their class up to r, (batch,): from the far end, where most of what fails does."""
     holds = torch.ones_like(query.label, dtype=torch.bool)
-    pairs = (query.known < r[:, None]).scatter(1, query.label[:, None], False).nonzero()
-    left: list[tuple[_Share, Tensor]] = []
-    for share in reversed(list(_shares())):
+    pairs = _open_pairs(query, r)
+    for low, high, at in reversed([(-r, _FIRST * r, 0.0 * r), *_beyond(_FIRST * r, r)]):
         pairs = pairs[holds[pairs[:, 0]]]
-        open_ = []
         for piece in _pieces(pairs, line, None):
-            look = _look(line, query, piece, share, r)
-            proven, hopeful = look.worst(look.K) < 0, look.worst(torch.zeros_like(look.K)) < 0
-            holds[piece[~hopeful, 0]] = False
-            open_.append(piece[hopeful & ~proven])
-        left.append((share, torch.cat([pairs[:0], *open_])))
-    weakest = query.known.scatter(1, query.label[:, None], torch.inf).argmin(dim=1)
-    for first in (True, False):
-        for share, pairs in reversed(left):
-            chosen = pairs[((weakest[pairs[:, 0]] == pairs[:, 1]) == first) & holds[pairs[:, 0]]]
-            if layers is None:
-                holds[chosen[:, 0]] = False
-                continue
-            for piece in _pieces(chosen, line, layers):
-                look = _look(line, query, piece, share, r)
-                ball = gradient_growth(layers, look.points, query.label[piece[:, 0]], piece[:, 1], look.reach)
-                proven = look.worst(torch.minimum(ball, look.K)) < 0
-                holds[piece[~proven, 0]] = False
+            look = _look(line, query, piece, _Zone(*(part[piece[:, 0]] for part in (low, high, at, r))))
+            proven = look.seen.worst(look.zone, look.K if curved else 0.0 * look.K) < 0
+            holds[piece[~proven, 0]] = False
     return holds
+
+
+def _open_pairs(query: LineQuery, r: Tensor) -> Tensor:
+    """Return the pairs, (number of the sample, class) each, that are not known to hold up to r."""
+    return (query.known < r[:, None]).scatter(1, query.label[:, None], False).nonzero()
+
+
+@dataclass(frozen=True, eq=False)
+class _OverBalls:
+    """The search by curvatures over balls.
+
+    A zone keeps its point for all radii, so that what is known there serves them all.  The one about x comes first,
+    where curvature costs most; only what that leaves is divided into the others.
+    """
+
+    line: Line
+    query: LineQuery
+    choice: _Choice
+    layers: Layers
+
+    def farthest(self, place: Tensor, weakest: bool) -> Tensor:
+        """Return the places of the radii, none beyond `place`, up to which some of the pairs hold, (batch,).
+
+        These are the pairs whose class is known to stay below for the least radius, or all others.
+        """
+        query, choice = self.query, self.choice
+        weakest_class = query.known.scatter(1, query.label[:, None], torch.inf).argmin(dim=1)
+        pairs = _open_pairs(query, choice.radius(place))
+        pairs = pairs[(weakest_class[pairs[:, 0]] == pairs[:, 1]) == weakest]
+        for piece in _pieces(pairs, self.line, self.layers):
+            whole = choice.radius(place)[piece[:, 0]]
+            start = _FIRST * whole
+            place = self._within(place, piece, (-whole, start, 0.0 * whole))
+            for ends in _beyond(start, torch.maximum(choice.radius(place)[piece[:, 0]], start)):
+                place = self._within(place, piece, ends)
+        return place
+
+    def _within(self, place: Tensor, pairs: Tensor, ends: _Ends) -> Tensor:
+        """Return the places of the radii, none beyond `place`, up to which pairs hold in a zone."""
+        r = self.choice.radius(place)[pairs[:, 0]]
+        todo = (place > self.choice.known)[pairs[:, 0]] & (ends[0] < r)
+        if not bool(todo.any()):
+            return place
+        pairs, ends = pairs[todo], _of_pairs(ends, todo)
+        look = _look(self.line, self.query, pairs, _Zone.cut(ends, r[todo]))
+        hard = ~(look.seen.worst(look.zone, look.K) < 0)
+        if not bool(hard.any()):
+            return place
+        pairs, ends, look = pairs[hard], _of_pairs(ends, hard), look.part(hard)
+        sample = pairs[:, 0]
+        choice, top = self.choice.of_samples(sample), place[sample]
+        centres = pair_centres(self.layers, look.points, self.query.label[sample], pairs[:, 1])
+
+        def holds(place: Tensor, _: Tensor) -> Tensor:
+            r = choice.radius(place)
+            zone = _Zone.cut(ends, r)
+            ball = gradient_growth(self.layers, centres, inflate(zone.reach + look.seen.off, 0.0))
+            return (look.seen.worst(zone, torch.minimum(ball, look.K)) < 0) | (ends[0] >= r)
+
+        return place.scatter_reduce(0, sample, _bisected(choice.known, top + 1, top, holds), "amin")
+
+
+def _of_pairs(ends: _Ends, index: Tensor) -> _Ends:
+    """Return the zones of some of the pairs."""
+    low, high, at = (end[index] for end in ends)
+    return low, high, at
+
+
+def _beyond(start: Tensor, end: Tensor) -> Iterator[_Ends]:
+    """Yield the zones that follow the one about x, equal ones from its end to the ball's."""
+    places = [start + (end - start) * (j / (ZONES - 1)) for j in range(ZONES - 1)] + [end]
+    for low, high in pairwise(places):
+        yield low, high, (low + high) / 2
 
 
 def _pieces(pairs: Tensor, line: Line, layers: Layers | None) -> list[Tensor]:
     """Return pairs, (number of the sample, class) each, in pieces that fit the memory; none if there are none."""
     return list(pairs.split(_size(line, layers))) if len(pairs) else []
-
-
-def _shares() -> Iterator[_Share]:
-    """Yield the ends of every zone and the place of its point, as shares of r."""
-    yield -1.0, _FIRST, 0.0
-    ends = [_FIRST + (1.0 - _FIRST) * j / (ZONES - 1) for j in range(ZONES - 1)] + [1.0]
-    for low, high in pairwise(ends):
-        yield low, high, (low + high) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +273,16 @@ class _Zone:
     high: Tensor
     at: Tensor
     r: Tensor
+
+    @staticmethod
+    def cut(ends: _Ends, r: Tensor) -> "_Zone":
+        """Return what of a zone lies in the ball of radius r."""
+        low, high, at = ends
+        return _Zone(torch.maximum(low, -r), torch.minimum(high, r), at, r)
+
+    def part(self, index: Tensor) -> "_Zone":
+        """Return those of some of the pairs."""
+        return _Zone(self.low[index], self.high[index], self.at[index], self.r[index])
 
     @property
     def across(self) -> Tensor:
@@ -219,6 +311,12 @@ class _Seen:
     size: Tensor
     off: Tensor
 
+    def part(self, index: Tensor) -> "_Seen":
+        """Return some of the pairs."""
+        low, high = self.steep
+        steep = (low[index], high[index])
+        return _Seen(self.F[index], steep, self.across[index], self.size[index], self.off[index])
+
     def worst(self, zone: _Zone, K: Tensor) -> Tensor:
         """Bound F over the zone, K a bound on the curvature."""
         rounding = self.size * self.off + 0.5 * K * self.off * (4 * zone.r + self.off)
@@ -240,24 +338,17 @@ class _Look:
     seen: _Seen
     K: Tensor
 
-    def worst(self, K: Tensor) -> Tensor:
-        """Bound F over the zone, K a bound on the curvature."""
-        return self.seen.worst(self.zone, K)
-
-    @property
-    def reach(self) -> Tensor:
-        """How far from its point a zone reaches, the point's own rounding included."""
-        return inflate(self.zone.reach + self.seen.off, 0.0)
+    def part(self, index: Tensor) -> "_Look":
+        """Return some of the pairs."""
+        return _Look(self.zone.part(index), self.points[index], self.seen.part(index), self.K[index])
 
 
-def _look(line: Line, query: LineQuery, pairs: Tensor, share: _Share, r: Tensor) -> _Look:
+def _look(line: Line, query: LineQuery, pairs: Tensor, zone: _Zone) -> _Look:
     """Look at pairs, (number of the sample, class) each, from their points of one zone."""
     sample, other = pairs.unbind(dim=1)
-    label, here = query.label[sample], r[sample]
-    low, high, at = (part * here for part in share)
-    zone = _Zone(low, high, at, here)
     points, direction, off = _points(query.x[sample], query.gradient[sample, other], zone)
-    return _Look(zone, points, _seen(line, points, direction, label, other, off), query.K[sample, other])
+    seen = _seen(line, points, direction, query.label[sample], other, off)
+    return _Look(zone, points, seen, query.K[sample, other])
 
 
 def _points(x: Tensor, g: Tensor, zone: _Zone) -> tuple[Tensor, Tensor, Tensor]:

@@ -130,7 +130,9 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
         flat = Computed(z.value.flatten(1), z.error.flatten(1), z.error_norm)
         slopes = ball_slopes(layer.block, flat, torch.zeros_like(flat.value))
         sizes = _sizes(layer, covectors[k + 1], label, others)
-        sloped = _sloped_norms(layer, slopes)
+        # In front of a first layer with a Jacobian there is nothing for its growth to act on: the cheap norm will do.
+        first = push is not None and push.at_start
+        sloped = layer.weighted(slopes.steepest) if first else _sloped_norms(layer, slopes)
         jacobian = None
         if push is not None:
             jacobian, push = push.through(layer, flat.value, slopes, last)
@@ -246,13 +248,12 @@ class _Push:
         block = layer.block
         assert isinstance(block, Block)
         J = self.inner(block)
-        norm = torch.minimum(J.norm(), layer.W) if self.at_start else J.norm()
+        norm, gram = (layer.W, layer.gram) if self.at_start else (J.norm(), None)  # at the start J is W itself
         result = None if last else self.outer(J, block, block.activation.derivative(z), slopes)
         output = inflate(layer.G * slopes.steepest.amax(dim=1) * norm, STEP)
         if result is not None and block.is_residual:
             output = result.norm()
         batch, rows = len(z), J.rows()
-        found = Jacobian(
-            norm.expand(batch), rows.expand(batch, -1), output.expand(batch), J.gram(rows), J.error.expand(batch)
-        )
+        gram = J.gram(rows) if gram is None else gram
+        found = Jacobian(norm.expand(batch), rows.expand(batch, -1), output.expand(batch), gram, J.error.expand(batch))
         return found, result

@@ -74,12 +74,13 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
     return torch.cat([_radii(layers, query.part(index)) for index in pieces])
 
 
-def gradient_growth(layers: Layers, x: Tensor, label: Tensor, other: Tensor, t: Tensor) -> Tensor:
-    r"""Bound :math:`\kappa` with :math:`|\nabla F(x') - \nabla F(x)| \le \kappa |x' - x|` within t of x.
+def pair_centres(layers: Layers, x: Tensor, label: Tensor, other: Tensor) -> list[AtCentre]:
+    """Evaluate everything at x for one pair a point, f_other - f_label: what `gradient_growth` starts from."""
+    return at_centres(layers, x, label, other[:, None])
 
-    F is f_other - f_label; all but x are (batch,).
-    """
-    centres = at_centres(layers, x, label, other[:, None])
+
+def gradient_growth(layers: Layers, centres: list[AtCentre], t: Tensor) -> Tensor:
+    r"""Bound :math:`\kappa` with :math:`|\nabla F(x') - \nabla F(x)| \le \kappa |x' - x|` within t of x, (batch,)."""
     change = gradient_change(centres, over_balls(centres, t, math.prod(layers.network.in_shape)), t, 1)
     return inflate(change.linear[:, 0] / t, 0.0)
 
