@@ -12,7 +12,6 @@ The pieces of a step are compiled, and the step captured; a step that could not 
 
 import argparse
 import statistics
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from curvcert.training.recipe import Loss
 SEED = 0
 BATCH = 256
 LOSSES: tuple[Loss, ...] = ("standard", "curvature", "certified-margin")
-SIDE_BY_SIDE = (2, 4)
 AUGMENTED = {"crop": 4, "flip": True}
 
 
@@ -73,22 +71,6 @@ def kernels(trainer: Trainer, steps: int = 20, rows: int = 12) -> tuple[dict[str
     return longest, sum(event.count for event in events) // steps
 
 
-def side_by_side(data: LabelledImages, steps: int, compiled: bool, console: Console) -> dict[str, dict[str, Any]]:
-    """Return the steps a second, of all runs together, of several seeds of 6F whose steps are one graph."""
-    figures: dict[str, dict[str, Any]] = {}
-    for loss in ("curvature", "certified-margin"):
-        for count in SIDE_BY_SIDE:
-            recipes = [replace(recipe("6F", loss, augmented=False), seed=seed) for seed in range(count)]
-            runs = SideBySide(recipes, data, "cuda", compiled=compiled)
-            if runs.not_captured:
-                raise SystemExit(f"6F, {loss}, {count} side by side: not captured: {runs.not_captured}.")
-            found = [count * speed for speed in steps_per_second(runs, steps)]
-            name = f"6F, {loss}, {count} seeds side by side"
-            figures[name] = {"median": statistics.median(found), "runs": found}
-            console.print(f"{name:45s} {statistics.median(found):8.0f} steps/s in all")
-    return figures
-
-
 def main() -> None:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,8 +99,6 @@ def main() -> None:
                     figures[name]["most time"] = longest
                     console.print(f"{count} kernels a step")
                     console.print(longest)
-        if model == "6F":
-            figures |= side_by_side(data, 100 if options.quick else 500, not options.eager, console)
     if not options.quick:
         config = {"batch": BATCH, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
         write_record("gpu_training", "python -m benchmarks.gpu_training", SEED, config, {"steps per second": figures})
