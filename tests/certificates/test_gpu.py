@@ -10,6 +10,7 @@ from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.certificates import certify
 from curvcert.network import Network, trace
+from curvcert.nn.architectures import lip_3c1f
 from curvcert.operators import Conv2d, Dense, norm_upper_bound
 from curvcert.operators.conv import folds
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
@@ -71,6 +72,13 @@ def test_bounds_and_certificates_agree(p: float) -> None:
     certificates = [certify(net, x, p=p) for net in (here, there)]
     torch.testing.assert_close(certificates[0].radius, certificates[1].radius.cpu(), rtol=1e-4, atol=1e-9)
     assert certify(here, x, p=p, device="cuda").radius.device.type == "cuda"
+
+
+def test_a_network_of_sll_layers_is_traced_there() -> None:
+    """Their transposed convolutions sum in any order, unless told not to."""
+    model, x = lip_3c1f().cuda().eval(), torch.rand(4, 3, 32, 32)
+    network = trace(model, x.cuda())
+    torch.testing.assert_close(network(x.cuda()).float(), model(x.cuda()), rtol=1e-4, atol=1e-5)
 
 
 def test_global_state_is_left_alone() -> None:

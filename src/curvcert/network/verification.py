@@ -158,9 +158,9 @@ class _SoftplusWithoutThreshold(TorchFunctionMode):
 
 
 def _called(module: nn.Module, x: Tensor) -> Any:
-    """Call the module on a copy of x, since it may overwrite its input."""
+    """Call the module on a copy of x, since it may overwrite its input; a GPU sums in the same order every time."""
     try:
-        with _SoftplusWithoutThreshold():
+        with _SoftplusWithoutThreshold(), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             return module(x.clone())
     except Exception as error:
         raise InvalidInput(
