@@ -41,6 +41,7 @@ bench: $(VENV)/.dev-installed
 bench-gpu: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.gpu_tests
 	$(BIN)/python -m benchmarks.gpu_training --profile
+	$(BIN)/python -m benchmarks.gpu_side_by_side
 	$(BIN)/python -m benchmarks.certification --device cuda --points 10000 --networks 6F 6C2F
 
 figures: $(VENV)/.dev-installed

@@ -25,7 +25,7 @@ SQRT_2_ABOVE = math.nextafter(math.sqrt(2), 2)
 ANCHORED_WIDTH = 4096
 """The widest layer whose anchored constants are computed: a matrix and its norm for every sample and layer."""
 
-ANCHORED_CHEAPLY, ANCHORED_SUBSET = 256, 1000
+ANCHORED_CHEAPLY, ANCHORED_SUBSET = 256, 200
 """Beyond the first width, anchored constants are computed for so many samples only."""
 
 
