@@ -68,3 +68,11 @@ def test_the_readme_shows_the_short_table_of_results() -> None:
 def test_the_page_on_performance_holds_the_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page) == page, "run: python -m benchmarks.performance_page"
+
+
+@pytest.mark.parametrize(("model", "method"), [("6F", "CCRC"), ("6F", "ours"), ("6C2F", "ours"), ("Lip-3C1F", "ours")])
+def test_the_page_on_the_line_quotes_table_1(model: str, method: str) -> None:
+    page = (ROOT / "docs/line-certificate.md").read_text(encoding="utf-8")
+    row = Record.read(ROOT / f"results/table1/{model}-{method}-0-best.json").figures
+    quoted = [f"{row['certified'][radius]:.2f} of {row['attacked'][radius]:.2f}" for radius in row["certified"]]
+    assert f"| {model}, {method} | {' | '.join(quoted)} |" in page

@@ -16,7 +16,8 @@ from curvcert.certificates.record import SLACK
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import trace
 from curvcert.network.network_file import network_digest
-from tests.certificates.cases import blobs, planar
+from tests.bounds.curvature.cases import trained
+from tests.certificates.cases import blobs, digits, planar
 from tests.certificates.saved import BOX, Files, forged, saved
 
 
@@ -54,6 +55,18 @@ def test_saved_numbers_are_rounded_to_the_safe_side(tmp_path) -> None:
     assert bool((held.attack_radius >= made.attack_radius).all())
     assert bool((held.margin <= made.margin).all())
     assert held.evidence.slack == SLACK
+
+
+def test_a_radius_that_was_decided_is_still_certified_in_the_file(tmp_path) -> None:
+    network, (x, y) = trained("mlp", True), digits(40)
+    radii = certify(network, x, y).radius
+    epsilons = [float(radii[radii > 0].quantile(share)) for share in (0.3, 0.6, 0.9)]
+    certificate = certify(network, x, y, epsilons=epsilons)
+    assert "line" in certificate.method
+    certificate.save(tmp_path / "certificate.safetensors")
+    kept = load_certificate(tmp_path / "certificate.safetensors")
+    for eps in epsilons:
+        assert 0 < kept.certified_accuracy(eps) == certificate.certified_accuracy(eps)
 
 
 def test_without_witnesses_there_are_no_attack_radii(tmp_path) -> None:

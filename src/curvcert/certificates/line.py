@@ -37,6 +37,7 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.memory import spare_elements
+from curvcert.certificates.radii import decided
 from curvcert.certificates.shell import Layers, gradient_growth, numbers_of_sample, pair_centres
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
@@ -127,7 +128,8 @@ class _Choice:
         """Return the given radii, or the grid of the linear limit; nothing is sought where that is not finite."""
         limit, least = query.limit.amin(dim=1), query.known.amin(dim=1)
         if epsilons:
-            radii, first = limit.new_tensor([0.0, *sorted(epsilons)]).expand(len(limit), -1), len(epsilons)
+            given = limit.new_tensor([0.0, *(decided(eps) for eps in sorted(epsilons))])
+            radii, first = given.expand(len(limit), -1), len(epsilons)
         else:
             cells = torch.arange(_FARTHEST + 1, dtype=limit.dtype, device=limit.device)
             # The linear limit first, or almost: most that gets anywhere gets there.

@@ -17,6 +17,15 @@ _DOWN = 1 - 16 * UNIT_ROUNDOFF
 Values = Float64[Tensor, "..."]
 
 
+def decided(epsilon: float) -> float:
+    """Return the radius that is proven where epsilon is to be decided: a little beyond, as files round radii down.
+
+    >>> decided(0.5) * (1 - 2.0**-30) > 0.5
+    True
+    """
+    return epsilon * (1 + 2.0**-29)
+
+
 def lipschitz_radius(m: Values, L: Values) -> Values:
     r"""Return :math:`m / L`: within it the margin stays positive; inf where L = 0, and 0 where m <= 0.
 

@@ -1,6 +1,5 @@
 """The networks of the experiments: trained from recipes and kept, or, for quick runs, small ones on the digits."""
 
-import copy
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,8 +154,7 @@ def subject(recipe: Recipe, options: Options) -> Subject:
     data = load(recipe.data, "test", options.data_folder)
     count = options.samples or (_QUICK_SAMPLES if options.quick else len(data))
     x, y = data.as_float64()[:count].to(options.device), data.labels[:count].to(options.device)
-    network = trace(copy.deepcopy(model).cpu(), x[:1].to("cpu", next(model.parameters()).dtype)).to(x.device)
-    return Subject(model, network, x, y, recipe)
+    return Subject(model, trace(model, x[:1].to(next(model.parameters()).dtype)), x, y, recipe)
 
 
 def small_dense(depth: int, options: Options, width: int = 16) -> Subject:

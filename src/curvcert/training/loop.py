@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import copy
 import json
 import math
 import signal
@@ -403,7 +402,7 @@ def _finish(run: _RunInFolder, test: LabelledImages, samples: int | None, consol
 def _certified(trainer: Trainer, model: nn.Module, x: Tensor, y: Tensor, console: Console) -> Certificate:
     """Certify samples, each rank its share of them, and return the certificate of all."""
     ranks, epsilons = trainer.ranks, trainer.recipe.epsilons
-    network = trace(copy.deepcopy(model).cpu(), x[:1].to("cpu", next(model.parameters()).dtype)).to(x.device)
+    network = trace(model, x[:1].to(next(model.parameters()).dtype))
     share = ranks.place.share(len(x))
     if ranks.place.alone:
         return certify(network, x, y, epsilons=epsilons, progress=console.is_terminal)

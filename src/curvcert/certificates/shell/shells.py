@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvcert.certificates.memory import spare_elements
+from curvcert.certificates.radii import decided
 from curvcert.certificates.shell.ball import over_balls
 from curvcert.certificates.shell.centre import AtCentre, at_centres
 from curvcert.certificates.shell.gradient_change import gradient_change
@@ -54,7 +55,7 @@ class Query:
     @property
     def farthest(self) -> float:
         """Nothing is asked for beyond."""
-        return max(self.epsilons, default=math.inf) * (1 + 1e-9)
+        return decided(max(self.epsilons, default=math.inf))
 
     def part(self, index: Tensor) -> "Query":
         """Return the query about some of the samples."""
