@@ -131,6 +131,20 @@ def test_zones_cover_the_ball_without_a_gap() -> None:
     assert all(bool(((low <= at) & (at <= high)).all()) for low, high, at in zones)
 
 
+def test_a_zone_that_ends_before_its_point_is_bounded_by_the_lesser_slope() -> None:
+    """From 0.2, with a slope between 1 and 3, F at 0.11 may be 0.09 less than there, or 0.27: the former counts."""
+    number = lambda value: torch.tensor([value], dtype=F64)  # noqa: E731
+    zone = line._Zone.cut((number(0.1), number(0.3), number(0.2)), number(0.11))
+    seen = line._Seen(number(0.095), (number(1.0), number(3.0)), number(0.0), number(3.0), number(0.0))
+    assert 0.005 <= float(seen.worst(zone, number(0.0))) < 0.0051
+
+
+@pytest.mark.parametrize("eps", [1e99, 1e300, 1.7e308])
+def test_no_radius_is_too_large_to_ask_for(eps: float) -> None:
+    certificate = certify(planar(), blobs(3)[0].double(), epsilons=[eps])
+    assert certificate.certified_accuracy(eps) == 0
+
+
 def test_refusals() -> None:
     network = planar()
     with pytest.raises(InvalidInput, match="p = 2, got p = 1"):

@@ -74,7 +74,7 @@ CERTIFY = {
     "nets:small junk.npz": "InvalidFile: junk.npz is not a .npz file of plain arrays",
     "nets:small digits --eps 1/0": "InvalidInput: --eps expects a number such as 0.1 or 36/255, got '1/0'.",
     "nets:small digits --eps 1e999": "InvalidInput: --eps expects a number such as 0.1 or 36/255, got '1e999'.",
-    "nets:small digits --eps -1": "InvalidInput: epsilons are positive radii, got [-1.0].",
+    "nets:small digits --eps -1": "InvalidInput: epsilons are positive, finite radii, got [-1.0].",
     "nets:small digits --box 1 0": "InvalidInput: box is (lowest, highest) with lowest < highest",
     "nets:small digits --box 0.5 1": "InvalidInput: Inputs lie in [0, 1], outside the box (0.5, 1.0).",
     "nets:small digits --device moon": "InvalidInput: Cannot compute on 'moon'",

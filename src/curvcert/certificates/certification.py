@@ -168,8 +168,8 @@ def certifier(
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
     wanted = tuple(float(eps) for eps in epsilons or ())
-    if any(not eps > 0 for eps in wanted):
-        raise InvalidInput(f"epsilons are positive radii, got {list(epsilons or ())}.")
+    if any(not 0 < eps < math.inf for eps in wanted):
+        raise InvalidInput(f"epsilons are positive, finite radii, got {list(epsilons or ())}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
     pairs = all_pairs(network, p)

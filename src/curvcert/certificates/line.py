@@ -23,7 +23,7 @@ so that curvature costs nothing up to r = g / K, and never more than in the curv
 :math:`\kappa` is the pair's global curvature, or a bound on how fast its gradient can change within
 :math:`\sqrt{r^2 + a^2 - 2 \alpha a}` of c, from the shell certificate's balls.  The line's own rounding counts: with c
 within :math:`\delta` of the exact point, a zone also loses
-:math:`|\nabla F(c)| \delta + \tfrac{\kappa}{2} \delta (4 r + \delta)`.
+:math:`|\nabla F(c)| \delta + \tfrac{\kappa}{2} \delta (2 (r + \max(r, a)) + \delta)`.
 """
 
 import math
@@ -54,6 +54,9 @@ _FIRST = 1 / 12
 
 _FARTHEST = 72
 """The last of these radii: a line that bends down exceeds the linear limit."""
+
+_LARGEST = 1e100
+"""No radius beyond is sought, so that nothing overflows."""
 
 _UNDERFLOW = 2.0**-500
 """The root of what the squares of the least radii may lose."""
@@ -97,8 +100,7 @@ class LineQuery:
 def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), layers: Layers | None = None) -> Tensor:
     """Return certified radii of every class, (batch, classes), at least the known ones.
 
-    They are sought among the given radii, or, without any, in a grid of the linear limit; both are the same whatever is
-    known.  With `layers` the curvature is bounded over balls where the global one is too large.
+    They are sought among the given radii, or, without any, in a grid of the linear limit.  With `layers` the curvature is bounded over balls where the global one is too large.
     """
     found, choice = query.known.clone(), _Choice.of(query, epsilons)
     # What fails whatever the curvature is found out without balls, which cost most.
@@ -135,6 +137,7 @@ class _Choice:
             # The linear limit first, or almost: most that gets anywhere gets there.
             radii, first = ((1 - 2.0**-12) * limit / CELLS)[:, None] * cells, CELLS
             radii = torch.where(limit.isfinite()[:, None], radii, 0.0)
+        radii = radii.clamp(max=_LARGEST)
         return _Choice(radii, (radii <= least[:, None]).sum(dim=1) - 1, first)
 
     @property
@@ -184,7 +187,7 @@ def _holds(line: Line, query: LineQuery, r: Tensor, curved: bool) -> Tensor:
         pairs = pairs[holds[pairs[:, 0]]]
         for piece in _pieces(pairs, line, None):
             look = _look(line, query, piece, _Zone(*(part[piece[:, 0]] for part in (low, high, at, r))))
-            proven = look.seen.worst(look.zone, look.K if curved else 0.0 * look.K) < 0
+            proven = look.seen.worst(look.zone, look.K if curved else torch.zeros_like(look.K)) < 0
             holds[piece[~proven, 0]] = False
     return holds
 
@@ -210,10 +213,10 @@ class _OverBalls:
     def farthest(self, place: Tensor, weakest: bool) -> Tensor:
         """Return the places of the radii, none beyond `place`, up to which some of the pairs hold, (batch,).
 
-        These are the pairs whose class is known to stay below for the least radius, or all others.
+        These are the pairs of the class with the least linear limit, or all others.
         """
         query, choice = self.query, self.choice
-        weakest_class = query.known.scatter(1, query.label[:, None], torch.inf).argmin(dim=1)
+        weakest_class = query.limit.scatter(1, query.label[:, None], torch.inf).argmin(dim=1)
         pairs = _open_pairs(query, choice.radius(place))
         pairs = pairs[(weakest_class[pairs[:, 0]] == pairs[:, 1]) == weakest]
         for piece in _pieces(pairs, self.line, self.layers):
@@ -321,12 +324,16 @@ class _Seen:
 
     def worst(self, zone: _Zone, K: Tensor) -> Tensor:
         """Bound F over the zone, K a bound on the curvature."""
-        rounding = self.size * self.off + 0.5 * K * self.off * (4 * zone.r + self.off)
+        low, high = self.steep
+        steepest, reach = torch.maximum(low.abs(), high.abs()), zone.r + torch.maximum(zone.r, zone.at)
+        rounding = self.size * self.off + 0.5 * K * self.off * (2 * reach + self.off)
         lost = inflate(self.across * zone.across + rounding, gamma(16))
         ends = []
-        for alpha, slope in zip((zone.low, zone.high), self.steep, strict=True):
-            along, bent = slope * (alpha - zone.at), inflate(0.5 * K * zone.squared(alpha), gamma(8))
-            size = self.F.abs() + slope.abs() * (alpha.abs() + zone.at) + bent + lost
+        for alpha in (zone.low, zone.high):
+            # A zone that was cut may lie before its point altogether: the step's sign chooses the slope.
+            step = alpha - zone.at
+            along, bent = torch.maximum(low * step, high * step), inflate(0.5 * K * zone.squared(alpha), gamma(8))
+            size = self.F.abs() + steepest * (alpha.abs() + zone.at) + bent + lost
             ends.append(self.F + along + bent + lost + gamma(16) * size)
         return torch.maximum(*ends) + TINY
 
@@ -363,7 +370,7 @@ def _points(x: Tensor, g: Tensor, zone: _Zone) -> tuple[Tensor, Tensor, Tensor]:
     v = g / torch.linalg.vector_norm(g, dim=1, keepdim=True).clamp(min=2.0**-900)
     flat = x.flatten(1)
     points = (flat + zone.at[:, None] * v).reshape(x.shape)
-    size = norm_upper_bound_of_vectors(flat, 2, 1) + 2 * zone.r
+    size = norm_upper_bound_of_vectors(flat, 2, 1) + zone.r + torch.maximum(zone.r, zone.at)
     off = inflate(gamma(2 * flat.shape[1] + 64) * size, gamma(4)) + TINY
     return points, v, torch.where(peak[:, 0] > 0, off, torch.inf)
 

@@ -130,7 +130,7 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
         flat = Computed(z.value.flatten(1), z.error.flatten(1), z.error_norm)
         slopes = ball_slopes(layer.block, flat, torch.zeros_like(flat.value))
         sizes = _sizes(layer, covectors[k + 1], label, others)
-        # In front of a first layer with a Jacobian there is nothing for its growth to act on: the cheap norm will do.
+        # Beside its Jacobian the growth of a first layer hardly counts: the cheap norm will do.
         first = push is not None and push.at_start
         sloped = layer.weighted(slopes.steepest) if first else _sloped_norms(layer, slopes)
         jacobian = None
