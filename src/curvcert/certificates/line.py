@@ -100,7 +100,8 @@ class LineQuery:
 def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), layers: Layers | None = None) -> Tensor:
     """Return certified radii of every class, (batch, classes), at least the known ones.
 
-    They are sought among the given radii, or, without any, in a grid of the linear limit.  With `layers` the curvature is bounded over balls where the global one is too large.
+    They are sought among the given radii, or, without any, in a grid of the linear limit.  With `layers` the curvature
+    is bounded over balls where the global one is too large.
     """
     found, choice = query.known.clone(), _Choice.of(query, epsilons)
     # What fails whatever the curvature is found out without balls, which cost most.
