@@ -112,8 +112,8 @@ def _table1(record: Record | None) -> str:
     lines = [line for model, method in RECIPES for line in _table1_lines(model, method, rows)]
     text = (
         "CIFAR-10, l2, in percent of the whole test set. For each architecture, the row that the paper reports for its "
-        "method, and our best sound one: a single network, above it at all three radii or not. The epsilons that ours "
-        "are trained for were chosen after shorter runs on 45,000 of the training images, judged on the other 5,000; "
+        "method, and our best sound one: a single network, above it at all three radii or not. The settings of "
+        "ours were chosen after shorter runs on 45,000 of the training images, judged on the other 5,000; "
         "before that, one 6F with another epsilon had been certified on the test images."
     )
     more = (
