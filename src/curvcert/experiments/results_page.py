@@ -114,7 +114,7 @@ def _table1(record: Record | None) -> str:
         "CIFAR-10, l2, in percent of the whole test set. For each architecture, the row that the paper reports for its "
         "method, and our best sound one: a single network, above it at all three radii or not. The settings of "
         "ours were chosen after shorter runs on 45,000 of the training images, judged on the other 5,000; "
-        "before that, one 6F with another epsilon had been certified on the test images."
+        "before that, a 6F and a 6C2F with other settings had been certified on the test images."
     )
     more = (
         "All rows; where a number of samples is told, in percent of these. PGD's column is what a search leaves: an "
