@@ -104,7 +104,6 @@ def test_anchored_constants_of_mnist_are_the_recorded_ones(depth: int) -> None:
         assert found.numpy() == pytest.approx(arrays[f"{name}_{depth}"][:SAMPLES], rel=1e-9)
 
 
-@pytest.mark.skipif(not (RESULTS / "crc-vs-ccrc.npz").is_file(), reason="crc-vs-ccrc has not been measured")
 def test_a_radius_of_the_mnist_network_is_the_recorded_one() -> None:
     sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "crc-vs-ccrc.npz")
     chosen = subject("MNIST-6F-ccrc-seed0", sample.as_float64()[:1], sample.labels[:1])
