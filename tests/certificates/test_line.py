@@ -133,10 +133,10 @@ def test_zones_cover_the_ball_without_a_gap() -> None:
 
 def test_a_zone_that_ends_before_its_point_is_bounded_by_the_lesser_slope() -> None:
     """From 0.2, with a slope between 1 and 3, F at 0.11 may be 0.09 less than there, or 0.27: the former counts."""
-    number = lambda value: torch.tensor([value], dtype=F64)  # noqa: E731
-    zone = line._Zone.cut((number(0.1), number(0.3), number(0.2)), number(0.11))
-    seen = line._Seen(number(0.095), (number(1.0), number(3.0)), number(0.0), number(3.0), number(0.0))
-    assert 0.005 <= float(seen.worst(zone, number(0.0))) < 0.0051
+    low, high, at, r = torch.tensor([[0.1], [0.3], [0.2], [0.11]], dtype=F64)
+    F, gentle, steep, zero = torch.tensor([[0.095], [1.0], [3.0], [0.0]], dtype=F64)
+    seen = line._Seen(F, (gentle, steep), zero, steep, zero)
+    assert 0.005 <= float(seen.worst(line._Zone.cut((low, high, at), r), zero)) < 0.0051
 
 
 @pytest.mark.parametrize("eps", [1e99, 1e300, 1.7e308])
