@@ -185,14 +185,13 @@ def speed(names: list[str], points: int, device: str, console: Console) -> None:
     write_record(f"shell_speed_{device}", command, SEED, {"device": kind}, {"timings": figures})
 
 
-def speed_of_models(models: list[Path], folder: Path, counts: tuple[int, int], device: str, console: Console) -> None:
+def speed_of_models(options: argparse.Namespace, console: Console) -> None:
     """Time trained models on the test images of their data: three radii decided, and full radii of the first ones."""
-    (points, full), figures = counts, []
-    for path in models:
+    for path in options.models:
         model, recipe = load_model(path)
-        test = load_data(recipe.data, "test", folder)
-        x, y = test.as_float64()[:points].to(device), test.labels[:points].to(device)
-        network = curvcert.trace(model, x[:1].float().cpu()).to(device)
+        test = load_data(recipe.data, "test", options.data)
+        x, y = (part[: options.points].to(options.device) for part in (test.as_float64(), test.labels))
+        network = curvcert.trace(model, x[:1].float().cpu()).to(options.device)
         begun = time.perf_counter()
         ready = certifier(network, epsilons=DECIDED)
         prepared = time.perf_counter() - begun
@@ -200,18 +199,20 @@ def speed_of_models(models: list[Path], folder: Path, counts: tuple[int, int], d
         begun = time.perf_counter()
         certificate = ready(x, y, progress=False)
         decided = time.perf_counter() - begun
-        found: dict[str, Any] = {"model": recipe.architecture, "loss": recipe.loss, "points": points}
+        found: dict[str, Any] = {"model": recipe.architecture, "loss": recipe.loss, "points": options.points}
         found |= {"prepare_s": prepared, "deciding_s": decided}
         found["clean"] = 100 * float(certificate.correct.double().mean())
         found["certified"] = [100 * certificate.certified_accuracy(eps) for eps in DECIDED]
-        if full:
-            found |= {"full_points": full, "radii_s": _timed(replace(ready, epsilons=()), x[:full])}
-        figures.append(found)
         console.print(found)
-    command = "python -m benchmarks.shell --models FILE ... --data DIR"
-    command += f" --device {device} --points {points} --full-points {full}"
-    kind = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    write_record(f"shell_models_{device}", command, SEED, {"device": kind}, {"timings": figures})
+        if options.full_points:
+            full = x[: options.full_points]
+            found |= {"full_points": len(full), "radii_s": _timed(replace(ready, epsilons=()), full)}
+            console.print(found["radii_s"])
+        command = f"python -m benchmarks.shell --models FILE --data DIR --device {options.device}"
+        command += f" --points {options.points} --full-points {options.full_points} --beside '{options.beside}'"
+        kind = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
+        config = {"device": kind, "beside": options.beside}
+        write_record(f"shell_{recipe.architecture}_{options.device}", command, SEED, config, found)
 
 
 def _timed(ready: Certifier, x: Tensor) -> float:
@@ -248,12 +249,12 @@ def main() -> None:
     parser.add_argument("--speed", nargs="+", choices=["6F", "6C2F", "784-100^5-10"], help="only time these")
     parser.add_argument("--models", nargs="+", type=Path, help="only time these trained models, on --data")
     parser.add_argument("--full-points", type=int, default=0, help="of how many images --models times full radii too")
+    parser.add_argument("--beside", default="nothing", help="what else runs on the device while --models are timed")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     console = Console()
     if options.models:
-        counts = (options.points, options.full_points)
-        speed_of_models(options.models, options.data, counts, options.device, console)
+        speed_of_models(options, console)
     elif options.speed:
         speed(options.speed, options.points, options.device, console)
     elif options.plots:
