@@ -69,6 +69,13 @@ def test_convolutions_are_captured_too(architecture: str) -> None:
     require_close(after(graph, 3), after(eager, 3), 2e-2)
 
 
+def test_muon_is_captured_and_agrees_with_the_cpu() -> None:
+    chosen = recipe(optimiser="muon", learning_rate=0.005)
+    graph = Trainer(chosen, images(), "cuda")
+    assert graph.not_captured is None
+    require_close(after(graph, 3), after(Trainer(chosen, images(), "cpu"), 3), 5e-2)
+
+
 def test_a_step_never_waits_for_the_device(never_waiting: Callable[[], None]) -> None:
     trainer = Trainer(recipe(loss="curvature", weight_step=0.05), images(), "cuda")
     trainer.advance()

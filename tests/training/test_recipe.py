@@ -19,6 +19,7 @@ CHANGES = {
     "gradients": ("runner-up", "runner-up"),
     "certificate": ("line", "line"),
     "block_bound": ("hadamard", "hadamard"),
+    "optimiser": ("muon", "muon"),
     "crop_mode": ("zeros", "zeros"),
     "flip": ("true", True),
     "epsilons": ("36/255, 0.5,1", (36 / 255, 0.5, 1.0)),

@@ -46,6 +46,7 @@ class Recipe:
     target_accuracy: float = 0.6
     accuracy_average: float = 0.001
 
+    optimiser: Literal["adam", "muon"] = "adam"
     epochs: int = 30
     batch_size: int = 256
     learning_rate: float = 1e-3

@@ -22,6 +22,7 @@ from curvcert.nn.architectures import INPUT_SHAPES, architecture
 from curvcert.training.checkpoint import Checkpoint
 from curvcert.training.cuda_graph import captured_or_reason, missing_compiler, training_arithmetic
 from curvcert.training.distributed import ALONE, Ranks
+from curvcert.training.muon import ADAM_SHARE, Muon, matrices
 from curvcert.training.objective import make_multiplier, make_objective
 from curvcert.training.recipe import Recipe, recipe_from_dict
 
@@ -70,14 +71,8 @@ class Trainer:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.average = copy.deepcopy(self.model) if recipe.weight_average else None
         self._rate = torch.tensor(recipe.learning_rate, device=self.device)
-        self._optimiser = torch.optim.Adam(
-            self._parameters,
-            lr=self._rate,
-            betas=(recipe.beta1, recipe.beta2),
-            weight_decay=recipe.weight_decay,
-            fused=True,
-            capturable=self.device.type == "cuda",
-        )
+        self._adam_rate = self._rate.clone() if recipe.optimiser == "muon" else self._rate
+        self._optimisers = self._make_optimisers()
         self._count = torch.zeros((), dtype=torch.int64, device=self.device)
         self._tally = torch.zeros(4, device=self.device)
         self._plan = self.loader.plan(0)
@@ -111,6 +106,21 @@ class Trainer:
         """The model that the run is for: the average of the weights, where the recipe asks for one."""
         return self.model if self.average is None else self.average
 
+    def _make_optimisers(self) -> list[torch.optim.Optimizer]:
+        """Return Adam for all, or Muon for the matrices and Adam for the rest."""
+        recipe = self.recipe
+        moved = matrices(self._parameters) if recipe.optimiser == "muon" else []
+        known = {id(weight) for weight in moved}
+        adam = torch.optim.Adam(
+            [weight for weight in self._parameters if id(weight) not in known],
+            lr=self._adam_rate,
+            betas=(recipe.beta1, recipe.beta2),
+            weight_decay=recipe.weight_decay,
+            fused=True,
+            capturable=self.device.type == "cuda",
+        )
+        return [Muon(moved, self._rate, recipe.weight_decay), adam] if moved else [adam]
+
     def advance(self) -> None:
         """Take one step."""
         self._begin_step()
@@ -126,12 +136,16 @@ class Trainer:
         x, y = self._batch(self._plan, self._count % self.steps_per_epoch, place.rank, place.size)
         progress = (self._count / self.total_steps).to(torch.float32)
         self._rate.copy_(_cosine(progress, self.recipe.learning_rate, self.recipe.final_learning_rate))
-        self._optimiser.zero_grad(set_to_none=True)
+        if self._adam_rate is not self._rate:
+            self._adam_rate.copy_(ADAM_SHARE * self._rate)
+        for optimiser in self._optimisers:
+            optimiser.zero_grad(set_to_none=True)
         found = self._loss(x, y, progress)
         self.ranks.differentiate(found, len(y), size)
         if self.recipe.clip:
             nn.utils.clip_grad_norm_(self._parameters, self.recipe.clip)
-        self._optimiser.step()
+        for optimiser in self._optimisers:
+            optimiser.step()
         right = accuracy(found.logits.detach(), y)
         with torch.no_grad():
             curvature = torch.zeros_like(right) if found.curvature is None else found.curvature.to(right)
@@ -186,9 +200,11 @@ class Trainer:
             "multiplier": self.multiplier.state_dict(),
             "average": {} if self.average is None else self.average.state_dict(),
             "optimiser": {
-                f"{k}.{name}": self._optimiser.state[p][name]
+                f"{k}.{name}": optimiser.state[p][name]
                 for k, p in enumerate(self._parameters)
-                for name in sorted(self._optimiser.state[p])
+                for optimiser in self._optimisers
+                if p in optimiser.state
+                for name in sorted(optimiser.state[p])
             },
             "run": {"count": self._count, "tally": self._tally, "random_state": torch.get_rng_state()},
         }
