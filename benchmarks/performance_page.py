@@ -56,7 +56,7 @@ def global_table() -> str:
 def local_table() -> str:
     """Return the seconds that our best certificate takes to decide three radii, and to find the largest ones."""
     lines = [["network", "loss", "constants", "three radii decided", "largest radii found"]]
-    for found in figures("shell_models_cuda")["timings"]:
+    for found in (figures(f"shell_{model}_cuda") for model in MODELS):
         decided = f"{found['deciding_s']:.1f} s for {found['points']:,} images"
         full = f"{found['radii_s']:.1f} s for {found['full_points']:,} images"
         lines.append([found["model"], LOSSES[found["loss"]], f"{found['prepare_s']:.1f} s", decided, full])

@@ -51,6 +51,7 @@ from matplotlib import pyplot as plt
 SEED, BATCH = 0, 256
 WIDTHS = {"784-100-100-10": (784, 100, 100, 10), "784-100^5-10": (784, 100, 100, 100, 100, 100, 10)}
 RADII = [k / 100 for k in range(201)]
+FULL_PART = 1000
 DECIDED = (36 / 255, 72 / 255, 108 / 255)
 IMAGES = RESULTS.parent / "docs" / "images"
 CURVES = {"paper": "#999999", "without": "#4e79a7", "local": "#e15759", "line": "#59a14f", "limit": "#bab0ac"}
@@ -186,7 +187,10 @@ def speed(names: list[str], points: int, device: str, console: Console) -> None:
 
 
 def speed_of_models(options: argparse.Namespace, console: Console) -> None:
-    """Time trained models on the test images of their data: three radii decided, and full radii of the first ones."""
+    """Time trained models on the test images of their data: three radii decided, and full radii of the first ones.
+
+    Full radii come in parts, and the record is written after each: what was measured is kept if the run is cut short.
+    """
     for path in options.models:
         model, recipe = load_model(path)
         test = load_data(recipe.data, "test", options.data)
@@ -199,20 +203,26 @@ def speed_of_models(options: argparse.Namespace, console: Console) -> None:
         begun = time.perf_counter()
         certificate = ready(x, y, progress=False)
         decided = time.perf_counter() - begun
-        found: dict[str, Any] = {"model": recipe.architecture, "loss": recipe.loss, "points": options.points}
-        found |= {"prepare_s": prepared, "deciding_s": decided}
+        found: dict[str, Any] = {"model": recipe.architecture, "loss": recipe.loss, "seed": recipe.seed}
+        found |= {"points": options.points, "prepare_s": prepared, "deciding_s": decided}
         found["clean"] = 100 * float(certificate.correct.double().mean())
         found["certified"] = [100 * certificate.certified_accuracy(eps) for eps in DECIDED]
+        found |= {"full_points": 0, "radii_s": 0.0}
+        for part in x[: options.full_points].split(FULL_PART):
+            found["radii_s"] += _timed(replace(ready, epsilons=()), part)
+            found["full_points"] += len(part)
+            _write_model_record(options, found)
+            console.print(found)
+        _write_model_record(options, found)
         console.print(found)
-        if options.full_points:
-            full = x[: options.full_points]
-            found |= {"full_points": len(full), "radii_s": _timed(replace(ready, epsilons=()), full)}
-            console.print(found["radii_s"])
-        command = f"python -m benchmarks.shell --models FILE --data DIR --device {options.device}"
-        command += f" --points {options.points} --full-points {options.full_points} --beside '{options.beside}'"
-        kind = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
-        config = {"device": kind, "beside": options.beside}
-        write_record(f"shell_{recipe.architecture}_{options.device}", command, SEED, config, found)
+
+
+def _write_model_record(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    command = f"python -m benchmarks.shell --models FILE --data DIR --device {options.device}"
+    command += f" --points {options.points} --full-points {found['full_points']} --beside '{options.beside}'"
+    kind = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
+    config = {"device": kind, "beside": options.beside}
+    write_record(f"shell_{found['model']}_{options.device}", command, SEED, config, found)
 
 
 def _timed(ready: Certifier, x: Tensor) -> float:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.performance_page import PAGE, filled
+from benchmarks.settings import SETTINGS
 from curvcert.experiments import read_record
 from curvcert.experiments.results_page import short_table
 from curvcert.results import Record
@@ -76,3 +77,16 @@ def test_the_page_on_the_line_quotes_table_1(model: str, method: str) -> None:
     row = Record.read(ROOT / f"results/table1/{model}-{method}-0-best.json").figures
     quoted = [f"{row['certified'][radius]:.2f} of {row['attacked'][radius]:.2f}" for radius in row["certified"]]
     assert f"| {model}, {method} | {' | '.join(quoted)} |" in page
+
+
+@pytest.mark.parametrize(("optimiser", "rate", "setting"), [("adam", 0.001, "adam"), ("muon", 0.015, "muon-0.015")])
+def test_the_page_on_training_quotes_the_settings(optimiser: str, rate: float, setting: str) -> None:
+    page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    runs = {run["setting"]: run for run in Record.read(ROOT / "results/settings.json").figures["runs"]}
+    found = [f"{value:.1f}" for value in (runs[f"6C2F-{setting}"]["clean"], *runs[f"6C2F-{setting}"]["estimated"])]
+    assert f"| `{optimiser}` | {rate} | {' | '.join(found)} |" in page
+
+
+def test_the_settings_of_the_record_are_those_of_the_benchmark() -> None:
+    runs = Record.read(ROOT / "results/settings.json").figures["runs"]
+    assert {run["setting"]: run["changes"] for run in runs} == SETTINGS

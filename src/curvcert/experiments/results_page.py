@@ -114,11 +114,12 @@ def _table1(record: Record | None) -> str:
         "CIFAR-10, l2, in percent of the whole test set. For each architecture, the row that the paper reports for its "
         "method, and our best sound one: a single network, above it at all three radii or not. It is the "
         "better of the seeds that were trained; the table below has all. The settings of ours followed from shorter "
-        "runs, 17 in the last round, on 45,000 of the training images, judged on the other 5,000; the final rate and "
-        "epsilon of Lip-3C1F were not themselves among these. Before that, a 6F and a 6C2F with other settings had "
-        "been certified on the test images. The rows of our best certificate were made before two changes to the line "
-        "certificate (one of its rounding terms; and radii are now decided a little beyond what is asked for, so that "
-        "a saved file still has them), and are to be repeated. Our baselines are trained for fewer epochs than the "
+        "runs on 45,000 of the training images, judged on the other 5,000: 17 runs for 6F and Lip-3C1F, and those in "
+        "`results/settings.json` for 6C2F. The final rates and epsilons of Lip-3C1F and 6C2F were not themselves among "
+        "these. Before that, a 6F and two 6C2F with other settings had been certified on the test images. The rows of "
+        "6F and of SLL by our best certificate were made before two changes to the line certificate (one of its "
+        "rounding terms; and radii are now decided a little beyond what is asked for, so that a saved file still has "
+        "them), and are to be repeated. Our baselines are trained for fewer epochs than the "
         "paper's, at larger rates: where their clean accuracy is lower, that is a likely reason."
     )
     more = (
