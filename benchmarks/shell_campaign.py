@@ -12,7 +12,6 @@ gradient was climbed, or one sample whose margin was attacked at 0.999 of its ce
 import argparse
 import math
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,10 +37,11 @@ def gradients(network: Network, p: float, generator: torch.Generator) -> tuple[i
     found = bounded.found(seed=int(torch.randint(2**31, (), generator=generator)))
     cases = violations = 0
     largest = 0.0
-    for layers in [bounded.layers, replace(bounded.layers, with_jacobians=False)][: 2 if p == 2 else 1]:
-        bound = bounded.change(layers).saturated
-        cases, violations = cases + found.numel(), violations + int((found > bound).sum())
-        largest = max(largest, float((found / bound.clamp(min=1e-300)).amax()))
+    for layers in bounded.variants():
+        for change in (bounded.change(layers), bounded.change_one_by_one(layers)):
+            bound = change.saturated
+            cases, violations = cases + found.numel(), violations + int((found > bound).sum())
+            largest = max(largest, float((found / bound.clamp(min=1e-300)).amax()))
     return cases, violations, largest
 
 

@@ -6,7 +6,7 @@ values: nothing here knows the formulas of the certificate.  Every number return
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -64,10 +64,20 @@ def random_convolutional(activation: Activation, generator: torch.Generator) -> 
     return _with_outer(blocks, Dense(_normal(generator, 3, 8)) @ Reshape((2, 2, 2), (8,)))
 
 
+def random_nearly_linear(activation: Activation, generator: torch.Generator) -> Network:
+    """Return dense layers whose first ones hardly bend, as training for certificates makes them."""
+    network = random_dense(activation, generator, (5, 9, 8, 6, 7, 3))
+    first, second, *rest = network.blocks
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    return Network((replace(first, W=0.05 * first.W, b=0.05 * first.b), replace(second, b=0.1 * second.b), *rest))
+
+
 KINDS: dict[str, Callable[[Activation, torch.Generator], Network]] = {
     "dense": random_dense,
     "residual": random_residual,
     "conv": random_convolutional,
+    "nearly linear": random_nearly_linear,
 }
 
 
@@ -107,11 +117,33 @@ class Bounded:
         pairs = Problem(network.all_differences(), p, p, Global(), scalars=True)
         return Bounded(network, x, label, others, t, p, layers_of(pairs, network))
 
+    def variants(self) -> list[Layers]:
+        """Return the layers with Jacobians from the first block on that may be, from each later one, and with none."""
+        starts: list[int | None] = [None]
+        for k, block in enumerate(self.network.blocks):
+            if not isinstance(block, Block) or block.is_residual:
+                break
+            starts += [k] if k else []
+            if not isinstance(block.G, Identity):
+                break
+        starts = starts if self.p == 2 else []
+        return [self.layers, *(replace(self.layers, jacobians_from=start) for start in starts)]
+
     def change(self, layers: Layers | None = None) -> GradientChange:
-        """Return the certificate's bounds."""
-        centres = at_centres(layers or self.layers, self.x, self.label, self.others)
+        """Return the certificate's bounds, the pairs looked at together."""
+        return self._change(layers or self.layers, self.others)
+
+    def change_one_by_one(self, layers: Layers) -> GradientChange:
+        """Return the bounds of every pair looked at alone, as the line certificate does."""
+        found = [self._change(layers, other) for other in self.others.split(1, dim=1)]
+        return GradientChange(
+            *(torch.cat([getattr(one, kind) for one in found], 1) for kind in ("saturated", "linear"))
+        )
+
+    def _change(self, layers: Layers, others: Tensor) -> GradientChange:
+        centres = at_centres(layers, self.x, self.label, others)
         ball = over_balls(centres, self.t, math.prod(self.network.in_shape))
-        return gradient_change(centres, ball, self.t, self.others.shape[1])
+        return gradient_change(centres, ball, self.t, others.shape[1])
 
     def found(self, steps: int = 15, seed: int = 0) -> Tensor:
         """Return the largest change of each pair's gradient that ascent finds, (batch, pairs)."""

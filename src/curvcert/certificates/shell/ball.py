@@ -52,7 +52,7 @@ class OverBall:
 
 @dataclass(frozen=True, eq=False)
 class _Front:
-    """What is carried forward: rho, R, r and both E; the last three only beside Jacobians."""
+    """What is carried forward: rho, R, r and both E; the last three only beside Jacobians, r only from the first on."""
 
     rho: Tensor
     R: Tensor
@@ -72,9 +72,10 @@ class _Moved:
 
 def over_balls(centres: list[AtCentre], t: Tensor, inputs: int) -> list[OverBall]:
     """Carry balls of radius t (batch,) forward."""
-    with_jacobians = any(at.jacobian is not None for at in centres)
     zero = torch.zeros_like(t)
-    front = _Front(t, zero, t.new_zeros(len(t), inputs) if with_jacobians else None, (zero, zero))
+    first = next((at for at in centres if at.z is not None), None)
+    formed = first is not None and first.jacobian is not None
+    front = _Front(t, zero, t.new_zeros(len(t), inputs) if formed else None, (zero, zero))
     found = []
     for k, at in enumerate(centres):
         part, front = _step(at, front, t, last=k == len(centres) - 1)
@@ -102,7 +103,7 @@ def _step(at: AtCentre, front: _Front, t: Tensor, last: bool) -> tuple[OverBall,
     rho = torch.minimum(growth * front.rho, layer.H * front.rho + layer.G * inner)
     rho = stepped(torch.minimum(rho, layer.reach * t))
     if at.jacobian is None:
-        return part, _Front(rho, front.R, None, front.E)
+        return part, _unformed(at, part, replace(front, rho=rho), t)
     return part, _carried(at, at.jacobian, part, moved, replace(front, rho=rho), t)
 
 
@@ -111,13 +112,30 @@ def _moved(at: AtCentre, block: Block, front: _Front, t: Tensor) -> _Moved:
     layer = at.layer
     zeta, d = layer.W * front.rho, layer.rows * front.rho[:, None]
     Rz, rz = zeta, d
-    if at.jacobian is not None and front.r is not None:
-        rz = torch.minimum(layer.rows * front.R[:, None], _image(magnitude(block.W), front.r))
+    if at.jacobian is not None:
+        rz = layer.rows * front.R[:, None]
+        if front.r is not None:
+            rz = torch.minimum(rz, _image(magnitude(block.W), front.r))
         Rz = torch.minimum(layer.W * front.R, vector_norms(rz, 2))
         zeta = torch.minimum(zeta, at.jacobian.norm * t + Rz)
         d = torch.minimum(d, at.jacobian.rows * t[:, None] + rz)
     zeta = stepped(zeta)
     return _Moved(zeta, stepped(torch.minimum(d, zeta[:, None])), stepped(Rz), stepped(rz))
+
+
+def _unformed(at: AtCentre, part: OverBall, front: _Front, t: Tensor) -> _Front:
+    r"""Carry on, behind rho, what Jacobians of later blocks need.
+
+    Here :math:`\|\mathrm{diag}(\Delta) J\| \le \max \Delta\, \|J\|`.  The linear E at st is at most s times that at t,
+    so that the remainder, its integral, is at most half of E t.
+    """
+    if at.steepness is None:
+        return front
+    assert part.saturated is not None
+    assert part.linear is not None
+    changes = [at.layer.G * change.amax(dim=1) * at.steepness for change in (part.saturated, part.linear)]
+    E = (stepped(part.growth * front.E[0] + changes[0]), stepped(part.growth * front.E[1] + changes[1]))
+    return replace(front, E=E, R=stepped(E[1] * t / 2))
 
 
 def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, front: _Front, t: Tensor) -> _Front:
@@ -126,7 +144,6 @@ def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, fr
     assert isinstance(block, Block)
     assert at.slopes is not None
     assert at.growth is not None
-    assert front.r is not None
     assert part.linear is not None
     assert part.saturated is not None
     S = at.slopes.steepest
@@ -136,6 +153,7 @@ def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, fr
     inner = torch.minimum(vector_norms(bent, 2), S.amax(dim=1) * moved.Rz) + nu
     r = _image(magnitude(block.G), stepped(bent + e))
     if block.is_residual:
+        assert front.r is not None
         r = stepped(r + _image(magnitude(block.H), front.r))
     R = torch.minimum(at.growth * front.R + layer.G * nu, layer.H * front.R + layer.G * inner)
     R = stepped(torch.minimum(R, vector_norms(r, 2)))

@@ -9,6 +9,15 @@ include how far the computed ones may be off, and so do norms of Jacobians.  Wit
     \hat J_k = W_k \hat X_{k-1}, \qquad \hat X_k = H_k \hat X_{k-1} + G_k \mathrm{diag}(\hat S_k) \hat J_k,
 
 each product adds :math:`\gamma_n \||A|\|_2 \|\hat X\|_F` to F.
+
+Behind plain blocks that are too wide, the Jacobian of :math:`z_k` is :math:`\nu_{k-1} C_k` with
+:math:`C_k = W_k \cdots W_1` and an error of at most :math:`\|W_k\| e_{k-1}`.  With the middle :math:`\mu` of all
+slopes of a block, and half their range h,
+
+.. math::
+    \nu_k = \mu_k \nu_{k-1}, \qquad e_k = h_k \|J_k\| + |\mu_k| \|W_k\| e_{k-1},
+
+since :math:`D_k J_k - \nu_k C_k = (D_k - \mu_k) J_k + \mu_k (J_k - \nu_{k-1} C_k)`.
 """
 
 from dataclasses import dataclass, replace
@@ -40,8 +49,10 @@ class Jacobian:
         norm: its norm, (batch,).
         rows: the norms of its rows, (batch, n).
         output: the norm of the Jacobian of the block's output, (batch,).
-        gram: the absolute values of J J', (batch or 1, n, n), for the computed J.
+        gram: the absolute values of J J', (batch or 1, n, n), for the computed J over its scale.
         error: how far that may be off in the spectral norm, (batch,).
+        scale: a number for each sample, (batch,), or 1.
+        matrix: the computed J itself, (batch, n, columns), where it is kept.
     """
 
     norm: Tensor
@@ -49,17 +60,29 @@ class Jacobian:
     output: Tensor
     gram: Tensor
     error: Tensor
+    scale: Tensor
+    matrix: Tensor | None = None
 
     def of_samples(self, index: Tensor) -> "Jacobian":
         """Return the same for some of the samples."""
         gram = self.gram if len(self.gram) == 1 else self.gram[index]
-        return Jacobian(self.norm[index], self.rows[index], self.output[index], gram, self.error[index])
+        matrix = None if self.matrix is None else self.matrix[index]
+        each = (self.norm[index], self.rows[index], self.output[index])
+        return Jacobian(*each, gram, self.error[index], self.scale[index], matrix)
 
     def weighted(self, w: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(w)^{1/2} J\|_2` for weights w >= 0 of shape (batch, k, n): (batch, k)."""
         peak = inflate(w.amax(dim=2).sqrt(), 0.0)
-        root = congruent_eigenvalues(self.gram, w, self.rows).sqrt() + peak * self.error[:, None]
+        root = self.scale[:, None] * congruent_eigenvalues(self.gram, w, self.rows).sqrt()
+        root = root + peak * self.error[:, None]
         return inflate(torch.minimum(root, peak * self.norm[:, None]), STEP)
+
+    def weighted_itself(self, w: Tensor) -> Tensor:
+        r"""Bound the same, for one weight a sample, (batch, n), by the matrix with its signs: (batch,)."""
+        assert self.matrix is not None
+        root = w.sqrt()
+        exact = spectral_norms(root[:, :, None] * self.matrix) + root.amax(dim=1) * self.error
+        return inflate(exact, STEP) + FLOOR
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +97,7 @@ class AtCentre:
         sloped: bounds on the norm of diag(S) W.
         growth: bounds on the norm of H + G diag(S) W.
         jacobian: None where it is not formed.
+        steepness: in its place where those of later blocks are formed, a bound on its norm anywhere.
     """
 
     layer: Layer
@@ -83,6 +107,7 @@ class AtCentre:
     sloped: Tensor | None = None
     growth: Tensor | None = None
     jacobian: Jacobian | None = None
+    steepness: Tensor | None = None
 
     @cached_property
     def powers(self) -> Tensor:
@@ -103,6 +128,7 @@ class AtCentre:
             self.sloped[index],
             None if self.growth is None else self.growth[index],
             None if self.jacobian is None else self.jacobian.of_samples(index),
+            self.steepness,
         )
 
     def of_pairs(self, index: Tensor) -> "AtCentre":
@@ -121,6 +147,7 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
     if covectors is None:
         raise UnsupportedModule("The local certificate needs a derivative of every block.")
     found, push = [], _Push.start(layers)
+    front = _Front.start(x)
     for k, (layer, z) in enumerate(zip(layers.layers, evaluation.pre_activations, strict=True)):
         last = k == len(layers.layers) - 1
         if isinstance(layer.block, Affine) or z is None:
@@ -130,14 +157,19 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
         flat = Computed(z.value.flatten(1), z.error.flatten(1), z.error_norm)
         slopes = ball_slopes(layer.block, flat, torch.zeros_like(flat.value))
         sizes = _sizes(layer, covectors[k + 1], label, others)
-        # Beside its Jacobian the growth of a first layer hardly counts: the cheap norm will do.
-        first = push is not None and push.at_start
-        sloped = layer.weighted(slopes.steepest) if first else _sloped_norms(layer, slopes)
-        jacobian = None
+        if k == layers.jacobians_from and push is None:
+            push = front.push(layers)
+        # Beside its Jacobian the growth of a first layer hardly counts, nor that of the last: the cheap norm will do.
+        cheap = last or k == layers.jacobians_from
+        sloped = layer.weighted(slopes.steepest) if cheap else _sloped_norms(layer, slopes)
+        jacobian, steepness = None, None
         if push is not None:
-            jacobian, push = push.through(layer, flat.value, slopes, last)
+            jacobian, push = push.through(layer, flat.value, slopes, last, others.shape[1] == 1)
+        elif layers.jacobians_from is not None:
+            steepness = layers.steepness(k)
+            front = front.through(layer, slopes, steepness)
         growth = sloped if layer.plain or last else _growth(layer, slopes, sloped, jacobian is not None)
-        found.append(AtCentre(layer, flat, slopes, sizes, sloped, growth, jacobian))
+        found.append(AtCentre(layer, flat, slopes, sizes, sloped, growth, jacobian, steepness))
     return found
 
 
@@ -182,24 +214,80 @@ def _growth(layer: Layer, slopes: Slopes, sloped: Tensor, formed: bool) -> Tenso
 
 
 @dataclass(frozen=True, eq=False)
+class _Front:
+    """The Jacobian of x -> x_k as a number times the product of all W so far, (batch,), and how far that is off.
+
+    `size` bounds the norm of the product.
+    """
+
+    number: Tensor
+    error: Tensor
+    size: Tensor
+
+    @staticmethod
+    def start(x: Tensor) -> "_Front":
+        return _Front(x.new_ones(len(x)), x.new_zeros(len(x)), x.new_ones(()))
+
+    def through(self, layer: Layer, slopes: Slopes, steepness: Tensor) -> "_Front":
+        low, high = slopes.lower.amin(dim=1), slopes.upper.amax(dim=1)
+        middle = (low + high) / 2
+        half = torch.maximum(high - middle, middle - low)
+        number = middle * self.number
+        size = inflate(layer.W * self.size, 0.0)
+        # The number rounds, and what stands for mu nu times the product is off by that.
+        error = half * steepness + middle.abs() * layer.W * self.error + 2 * UNIT_ROUNDOFF * number.abs() * size
+        return _Front(number, inflate(error, STEP), size)
+
+    def push(self, layers: Layers) -> "_Push":
+        """Return the Jacobian of the next z."""
+        root = layers.root
+        assert root is not None
+        assert layers.jacobians_from is not None
+        block = layers.network.blocks[layers.jacobians_from]
+        assert isinstance(block, Block)
+        error = layers.layers[layers.jacobians_from].W * self.error
+        X = self.number.reshape(-1, *[1] * (1 + len(block.W.out_shape))) * root.reshape(
+            1, len(root), *block.W.out_shape
+        )
+        error = error + 2 * UNIT_ROUNDOFF * frobenius_norms(X.flatten(2))
+        norm, gram = layers.root_bounds
+        error, scale = inflate(error, STEP), self.number.abs()
+        known = _Known(inflate(scale * norm + error, STEP), gram, scale)
+        return _Push(X, error, layers.problem.norms, known=known, at_z=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What is known of the Jacobian of z at the start without looking at it: see `Jacobian`."""
+
+    norm: Tensor
+    gram: Tensor | None
+    scale: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class _Push:
     """Computed Jacobians of x -> x_k, as images (batch, columns, *shape) of a basis, and how far they may be off.
 
-    At the start, before the first block, `root` may hold R in place of the first W.
+    At the start, before the first block, `root` may hold R in place of the first W; behind a front it is `at_z`, the
+    Jacobian of the next block's z already.
     """
 
     X: Tensor
     error: Tensor
     norms: NormBounds
     root: Tensor | None = None
-    at_start: bool = False
+    known: _Known | None = None
+    at_z: bool = False
 
     @staticmethod
     def start(layers: Layers) -> "_Push | None":
-        if not layers.with_jacobians:
+        if layers.jacobians_from != 0:
             return None
         zero = torch.zeros((), dtype=torch.float64, device=layers.network.device)
-        return _Push(layers.basis, zero, layers.problem.norms, layers.root, at_start=True)
+        first = layers.layers[0]  # at the start J is W itself
+        known = _Known(first.W, first.gram, torch.ones_like(zero)) if isinstance(first.block, Block) else None
+        return _Push(layers.basis, zero, layers.problem.norms, layers.root, known)
 
     def norm(self) -> Tensor:
         """Bound the spectral norm."""
@@ -225,6 +313,8 @@ class _Push:
 
     def inner(self, block: Block) -> "_Push":
         """Return the Jacobian of z, or what stands for it."""
+        if self.at_z:
+            return self
         if self.root is None:
             return self.image(block.W)
         return _Push(self.root.reshape(1, len(self.root), *block.W.out_shape), self.error, self.norms)
@@ -243,17 +333,22 @@ class _Push:
         error = result.error + skip.error + 2 * UNIT_ROUNDOFF * frobenius_norms(total.flatten(2))
         return _Push(total, inflate(error, STEP), self.norms)
 
-    def through(self, layer: Layer, z: Tensor, slopes: Slopes, last: bool) -> "tuple[Jacobian, _Push | None]":
-        """Return the bounds on the Jacobians of a block, and what goes on to the next."""
+    def through(
+        self, layer: Layer, z: Tensor, slopes: Slopes, last: bool, kept: bool
+    ) -> "tuple[Jacobian, _Push | None]":
+        """Return the bounds on the Jacobians of a block, with its matrix if that is to be kept, and what goes on."""
         block = layer.block
         assert isinstance(block, Block)
         J = self.inner(block)
-        norm, gram = (layer.W, layer.gram) if self.at_start else (J.norm(), None)  # at the start J is W itself
+        known = self.known or _Known(J.norm(), None, torch.ones_like(J.error))
+        norm, gram = known.norm, known.gram
         result = None if last else self.outer(J, block, block.activation.derivative(z), slopes)
         output = inflate(layer.G * slopes.steepest.amax(dim=1) * norm, STEP)
         if result is not None and block.is_residual:
             output = result.norm()
         batch, rows = len(z), J.rows()
         gram = J.gram(rows) if gram is None else gram
-        found = Jacobian(norm.expand(batch), rows.expand(batch, -1), output.expand(batch), gram, J.error.expand(batch))
-        return found, result
+        # At the start the matrix is the widest, and the same for all but for a number.
+        matrix = J.X.flatten(2).mT if kept and self.known is None else None
+        each = (norm.expand(batch), rows.expand(batch, -1), output.expand(batch))
+        return Jacobian(*each, gram, J.error.expand(batch), known.scale.expand(batch), matrix), result

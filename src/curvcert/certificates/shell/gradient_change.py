@@ -13,6 +13,8 @@ bounds what block k does to the gradient in front of :math:`W_k^T`.  Two bounds 
         \|J_k\| v_k) + E_k v_k.
 
 (B) writes the difference as a sum over blocks, the Jacobian in front of each one at x', the gradient behind it at x.
+Where a block's Jacobian is not formed but those of later ones are, its term is :math:`\|J_k\| v_k` with a bound on
+:math:`\|J_k\|` everywhere.
 (A) needs no Jacobians, and holds in the dual of every p-norm.
 """
 
@@ -42,7 +44,8 @@ class GradientChange:
 def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pairs: int) -> GradientChange:
     """Bound the change of every pair's gradient over balls of radius t, (batch,)."""
     zero = t.new_zeros(len(t), pairs)
-    eta, total = (zero, zero), (zero, zero)
+    eta: Both = (zero, zero)
+    total: Both | None = (zero, zero)
     for at, part in zip(reversed(centres), reversed(ball), strict=True):
         growth = part.growth[:, None]
         if at.z is None:
@@ -50,9 +53,9 @@ def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pa
             continue
         v, terms = _effects(at, part, t)
         eta = (stepped(growth * eta[0] + at.layer.W * v[0]), stepped(growth * eta[1] + at.layer.W * v[1]))
-        if terms is not None:
-            total = (stepped(total[0] + terms[0]), stepped(total[1] + terms[1]))
-    if all(at.jacobian is not None for at in centres if at.z is not None):
+        if total is not None:
+            total = None if terms is None else (stepped(total[0] + terms[0]), stepped(total[1] + terms[1]))
+    if total is not None:
         eta = (torch.minimum(eta[0], total[0]), torch.minimum(eta[1], total[1]))
     return GradientChange(*eta)
 
@@ -73,7 +76,10 @@ def _effects(at: AtCentre, part: OverBall, t: Tensor) -> tuple[Both, Both | None
         if p <= 2:
             # ||h o dz||_{p*} <= max h ||dz||_{p*} <= max h ||dz||_p.
             v = torch.minimum(v, (peak * part.zeta[:, None])[:, :, None])
-        return (stepped(v[:, :, 0]), stepped(v[:, :, 1])), None
+        effects = (stepped(v[:, :, 0]), stepped(v[:, :, 1]))
+        if at.steepness is None:
+            return effects, None
+        return effects, (stepped(at.steepness * effects[0]), stepped(at.steepness * effects[1]))
     norm, t = J.norm[:, None], t[:, None]
     h = inflate(u * part.curvatures[:, None], 0.0)
     peak, pairs = h.amax(dim=2), h.shape[1]
@@ -83,6 +89,9 @@ def _effects(at: AtCentre, part: OverBall, t: Tensor) -> tuple[Both, Both | None
     remainder = peak * part.Rz[:, None]
     shared = torch.minimum(weighted[:, :pairs] * t + remainder, peak * part.zeta[:, None])
     v0, v1 = (stepped(torch.minimum(sizes[:, :, kind], shared)) for kind in (0, 1))
-    core = weighted[:, pairs:].square() * t + norm * remainder
+    core = weighted[:, pairs:]
+    if J.matrix is not None:
+        core = torch.minimum(core, J.weighted_itself(h[:, 0])[:, None])
+    core = core.square() * t + norm * remainder
     terms = [stepped(torch.minimum(core, norm * v) + E[:, None] * v) for v, E in zip((v0, v1), part.Ez, strict=True)]
     return (v0, v1), (terms[0], terms[1])

@@ -3,6 +3,10 @@ r"""What the shell certificate needs of a network, computed once: norms of every
 Jacobians at the samples are formed where they fit.  Behind a first layer :math:`W_1` with fewer neurons than
 inputs, only norms of :math:`M W_1` matter, and :math:`\|M W_1\| \le \|M R\|` for any R with
 :math:`R R^T \succeq W_1 W_1^T`: a square R stands for :math:`W_1`, and no Jacobian is wider than that layer.
+
+Where the first layers are too wide, as convolutions are, Jacobians are formed from the first one, k, that is not.  What
+leads there is nearly linear in a network that was trained to be certified: the Jacobian of :math:`z_k` is close to
+:math:`\nu W_k \cdots W_1` with a number :math:`\nu` of the sample's own, and a square R stands for that product.
 """
 
 import math
@@ -28,7 +32,7 @@ from curvcert.operators.magnitudes import (
     rounding_length,
 )
 from curvcert.operators.rows import basis_vectors
-from curvcert.operators.verified import dominating_factor
+from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
 from curvcert.rounding import gamma, inflate
 
 JACOBIAN_ELEMENTS = 2**20
@@ -147,7 +151,8 @@ class Layers:
 
     problem: Problem
     pairs: Problem
-    with_jacobians: bool
+    jacobians_from: int | None
+    """The first block whose Jacobian is formed; None where there is none."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -169,16 +174,36 @@ class Layers:
 
     @cached_property
     def root(self) -> Tensor | None:
-        """The transpose of R in place of the first W, or None where Jacobians start from the input's basis."""
-        first = self.layers[0].block
-        if isinstance(first, Block) and not first.is_residual and first.W.out_size < first.W.in_size:
-            return dominating_factor(*self.problem.norms.gram(first.W)).mT.contiguous()
-        return None
+        """The transpose of R in place of the product of all W so far, or None where Jacobians start from a basis."""
+        if self.jacobians_from is None:
+            return None
+        first, *behind = self.network.blocks[: self.jacobians_from + 1]
+        if not isinstance(first, Block) or first.is_residual or not (behind or first.W.out_size < first.W.in_size):
+            return None
+        product = first.W
+        for block in behind:
+            assert isinstance(block, Block)
+            product = block.W @ product
+        return dominating_factor(*self.problem.norms.gram(product)).mT.contiguous()
+
+    @cached_property
+    def root_bounds(self) -> tuple[Tensor, Tensor]:
+        """Bounds on R: its norm, and the absolute values of R R', (1, n, n)."""
+        assert self.root is not None
+        R = self.root.mT
+        rows = inflate(torch.linalg.vector_norm(R, dim=1), gamma(len(R) + 8))
+        gram = (R @ R.mT).abs() + gamma(len(R) + 16) * rows[:, None] * rows[None, :]
+        return spectral_norm_of_matrix_upper_bound(R), inflate(gram, 0.0)[None]
+
+    def steepness(self, k: int) -> Tensor:
+        """Bound the norm of the Jacobian of z in block k, anywhere."""
+        layer = self.layers[k]
+        return inflate(layer.W * self.layers[k - 1].reach, 0.0) if k else layer.W
 
     @property
     def columns(self) -> int:
         """The width of the Jacobians that are formed."""
-        return _columns(self.network)
+        return _columns(self.network, self.jacobians_from or 0)
 
     @cached_property
     def basis(self) -> Tensor:
@@ -197,7 +222,7 @@ def layers_of(pairs: Problem, network: Network) -> Layers:
     """
     network.require_smooth()
     problem = Problem(network, pairs.p, pairs.p, pairs.scope, scalars=True, norms=pairs.norms)
-    return Layers(problem, pairs, pairs.p == 2 and _jacobians_fit(network))
+    return Layers(problem, pairs, _jacobians_from(network) if pairs.p == 2 else None)
 
 
 def _known(block: AbstractBlock) -> Block | Affine:
@@ -205,14 +230,28 @@ def _known(block: AbstractBlock) -> Block | Affine:
     return block
 
 
-def _columns(network: Network) -> int:
-    first, inputs = network.blocks[0], math.prod(network.in_shape)
+def _jacobians_from(network: Network) -> int | None:
+    """Return the first block whose Jacobian fits, with those of all behind it; those before it are plain."""
+    for k, block in enumerate(network.blocks):
+        if _jacobians_fit(network, k):
+            return k
+        if not isinstance(block, Block) or block.is_residual or not isinstance(block.G, Identity):
+            return None
+    return None
+
+
+def _columns(network: Network, start: int) -> int:
+    first, inputs = network.blocks[start], math.prod(network.in_shape)
     if isinstance(first, Block) and not first.is_residual:
-        return min(first.W.out_size, inputs)
+        return first.W.out_size if start else min(first.W.out_size, inputs)
     return inputs
 
 
-def _jacobians_fit(network: Network) -> bool:
-    sizes = [math.prod(block.out_shape) for block in network.blocks[:-1]]
-    sizes += [block.W.out_size for block in network.blocks if isinstance(block, Block)]
-    return max(sizes, default=1) * _columns(network) <= JACOBIAN_ELEMENTS
+def _jacobians_fit(network: Network, start: int) -> bool:
+    """Tell whether Jacobians from a block on fit; behind others it must be one with a W of its own."""
+    blocks = network.blocks[start:]
+    if start and (not isinstance(blocks[0], Block) or blocks[0].is_residual):
+        return False
+    sizes = [math.prod(block.out_shape) for block in blocks[:-1]]
+    sizes += [block.W.out_size for block in blocks if isinstance(block, Block)]
+    return max(sizes, default=1) * _columns(network, start) <= JACOBIAN_ELEMENTS

@@ -91,9 +91,17 @@ def numbers_of_sample(layers: Layers) -> int:
     hidden = [layer.block.W.out_size for layer in layers.layers if isinstance(layer.block, Block)]
     states = [math.prod(layer.block.out_shape) for layer in layers.layers]
     widest = max([*hidden, *states, 1])
-    jacobians = 6 * widest * layers.columns if layers.with_jacobians else 0
     squares = max([n * n for n in hidden if n <= 1024], default=0)
-    return jacobians + 4 * squares + layers.network.outputs * (4 * sum(hidden) + 4 * widest)
+    return _numbers_of_jacobians(layers) + 4 * squares + layers.network.outputs * (4 * sum(hidden) + 4 * widest)
+
+
+def _numbers_of_jacobians(layers: Layers) -> int:
+    if layers.jacobians_from is None:
+        return 0
+    behind = layers.layers[layers.jacobians_from :]
+    sizes = [layer.block.W.out_size for layer in behind if isinstance(layer.block, Block)]
+    sizes += [math.prod(layer.block.out_shape) for layer in behind]
+    return 6 * max(sizes) * layers.columns
 
 
 def _radii(layers: Layers, query: Query) -> Tensor:
