@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from benchmarks.shell_search import KINDS, SMOOTH, Bounded
 from curvcert.activations import ACTIVATIONS, TANH, Activation, softplus
 from curvcert.attacks import pgd
 from curvcert.certificates import certifier, certify
-from curvcert.certificates.shell import ball, shells
+from curvcert.certificates.shell import Layers, ball, centre, shells
+from curvcert.certificates.shell.centre import at_centres
 from curvcert.certificates.shell.gradient_change import GradientChange
 from curvcert.network import Block, Network
 from curvcert.operators import Dense, Identity, Zero
@@ -120,8 +122,11 @@ def one_dimensional(seed: int, activation: Activation, depth: int = 3) -> Networ
     return Network((*blocks[:-1], last))
 
 
-def violations(activation: Activation = TANH, networks: int = 8, points: int = 24) -> int:
-    """Count the balls in which a grid finds a gradient beyond the bound, over one-dimensional networks."""
+def violations(activation: Activation = TANH, networks: int = 8, points: int = 24, start: int | None = 0) -> int:
+    """Count the balls in which a grid finds a gradient beyond the bound, over one-dimensional networks.
+
+    Jacobians are formed from the block `start` on.
+    """
     total, grid = 0, torch.linspace(-1, 1, 201, dtype=F64)
     for seed in range(networks):
         network = one_dimensional(seed, activation)
@@ -131,9 +136,85 @@ def violations(activation: Activation = TANH, networks: int = 8, points: int = 2
         inputs = (x + t[:, None] * grid).reshape(-1, 1)
         slopes = network.jacobian(inputs).reshape(points, -1, 2)[:, :, 0]
         moved = (slopes - network.jacobian(x).reshape(points, 2)[:, :1]).abs().amax(dim=1)
-        change = bounded.change()
+        change = bounded.change(replace(bounded.layers, jacobians_from=start))
         total += int((moved - 1e-12 > change.saturated[:, 0]).sum())
     return total
+
+
+class TestFront:
+    """What stands for the Jacobian behind blocks whose own are not formed."""
+
+    @pytest.mark.parametrize("name", SMOOTH)
+    @pytest.mark.parametrize("kind", ["dense", "nearly linear"])
+    def test_the_jacobian_is_as_close_as_it_says(self, kind: str, name: str) -> None:
+        network = KINDS[kind](SMOOTH[name], seeded(len(name)))
+        x = torch.randn(4, *network.in_shape, dtype=F64, generator=seeded(1))
+        bounded = Bounded.at(network, x, torch.full((4,), 0.1, dtype=F64))
+        for start in range(1, len(network.blocks)):
+            layers = replace(bounded.layers, jacobians_from=start)
+            at = at_centres(layers, x, bounded.label, bounded.others)[start]
+            assert at.jacobian is not None
+            product = torch.eye(*network.in_shape, dtype=F64)
+            for block in network.blocks[: start + 1]:
+                assert isinstance(block, Block)
+                product = block.W.as_matrix() @ product
+            true = true_jacobians(network, x, start)
+            off = torch.linalg.matrix_norm(true - at.jacobian.scale[:, None, None] * product, 2)
+            flipped = torch.linalg.matrix_norm(true + at.jacobian.scale[:, None, None] * product, 2)
+            assert bool((torch.minimum(off, flipped) <= at.jacobian.error * (1 + 1e-12) + 1e-14).all())
+            assert bool((torch.linalg.matrix_norm(true, 2) <= at.jacobian.norm).all())
+            assert bool((true.norm(dim=2) <= at.jacobian.rows).all())
+            weights = torch.rand(4, 2, true.shape[1], dtype=F64, generator=seeded(2))
+            exact = torch.linalg.matrix_norm(weights.sqrt()[..., None] * true[:, None], 2)
+            assert bool((exact <= at.jacobian.weighted(weights)).all())
+
+    @pytest.mark.parametrize("name", SMOOTH)
+    def test_weighted_by_the_matrix_itself(self, name: str) -> None:
+        network = KINDS["nearly linear"](SMOOTH[name], seeded(len(name)))
+        x = torch.randn(4, *network.in_shape, dtype=F64, generator=seeded(3))
+        bounded = Bounded.at(network, x, torch.full((4,), 0.1, dtype=F64))
+        centres = at_centres(replace(bounded.layers, jacobians_from=1), x, bounded.label, bounded.others[:, :1])
+        for k, at in list(enumerate(centres))[2:]:
+            assert at.jacobian is not None
+            assert at.jacobian.matrix is not None
+            weights = torch.rand(4, at.jacobian.rows.shape[1], dtype=F64, generator=seeded(k))
+            exact = torch.linalg.matrix_norm(weights.sqrt()[..., None] * true_jacobians(network, x, k), 2)
+            found = at.jacobian.weighted_itself(weights)
+            assert bool((exact <= found).all())
+            index = torch.tensor([2, 0])
+            torch.testing.assert_close(at.jacobian.of_samples(index).weighted_itself(weights[index]), found[index])
+
+    def test_starts_at_the_first_block_that_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        network = KINDS["nearly linear"](TANH, seeded(0))
+        starts = []
+        for size in (10_000, 45, 44, 42, 41):
+            monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", size)
+            starts.append(Bounded.at(network, torch.zeros(1, 5, dtype=F64), T[:1]).layers.jacobians_from)
+        assert starts == [0, 0, 2, 2, None]
+
+    def test_makes_radii_larger_where_the_front_hardly_bends(self) -> None:
+        network = KINDS["nearly linear"](TANH, seeded(4))
+        x = torch.randn(6, 5, dtype=F64, generator=seeded(5))
+        bounded = Bounded.at(network, x, torch.full((6,), 0.3, dtype=F64))
+        without = bounded.change(replace(bounded.layers, jacobians_from=None)).linear
+        behind = bounded.change_one_by_one(replace(bounded.layers, jacobians_from=1)).linear
+        assert bool((behind <= without * (1 + 1e-9)).all())
+        assert float((behind / without).median()) < 0.8
+
+
+def true_jacobians(network: Network, x: Tensor, k: int) -> Tensor:
+    """Return the Jacobians of z in block k, (batch, n, inputs), by autograd."""
+
+    def pre_activation(point: Tensor) -> Tensor:
+        value = point[None]
+        for block in network.blocks[:k]:
+            value = block.evaluate(value)
+        last = network.blocks[k]
+        assert isinstance(last, Block)
+        return last.pre_activation(value).flatten()
+
+    rows = [torch.autograd.functional.jacobian(pre_activation, point) for point in x]
+    return torch.stack([row.flatten(1) for row in rows])
 
 
 class TestMutations:
@@ -142,6 +223,32 @@ class TestMutations:
     @pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "softsign"])
     def test_the_bound_as_it_is_stands(self, name: str) -> None:
         assert violations(SMOOTH[name]) == 0
+
+    @pytest.mark.parametrize("start", [None, 1, 2])
+    @pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "softsign"])
+    def test_it_stands_behind_a_front_too(self, name: str, start: int | None) -> None:
+        assert violations(SMOOTH[name], start=start) == 0
+
+    @pytest.mark.parametrize("start", [1, 2])
+    @pytest.mark.parametrize("wrong", ["steepness", "number", "E", "R"])
+    def test_a_wrong_front_is_caught(self, wrong: str, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        if wrong == "steepness":
+            steepness = Layers.steepness
+            monkeypatch.setattr(Layers, "steepness", lambda self, k: 0.5 * steepness(self, k))
+        elif wrong == "number":
+            push = centre._Front.push
+            monkeypatch.setattr(
+                centre._Front, "push", lambda f, layers: push(replace(f, number=0.8 * f.number), layers)
+            )
+        else:
+            unformed = ball._unformed
+
+            def without(*args: Any) -> Any:
+                front = unformed(*args)
+                return replace(front, R=0 * front.R) if wrong == "R" else replace(front, E=(0 * front.R, 0 * front.R))
+
+            monkeypatch.setattr(ball, "_unformed", without)
+        assert violations(start=start) > 0
 
     @pytest.mark.parametrize("lost", ["R", "E", "rho"])
     def test_a_missing_term_is_caught(self, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
