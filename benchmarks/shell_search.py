@@ -151,6 +151,9 @@ class Bounded:
         x, t = self.x.repeat_interleave(pairs, dim=0), self.t.repeat_interleave(pairs)
         i, j = self.others.flatten(), self.label.repeat_interleave(pairs)
         start = self._gradient(x.clone().requires_grad_(), i, j, create_graph=False)
+        # A slope such as 1 - tanh^2 rounds as 1 does, however small it is.
+        smooth = [layer for layer in self.layers.layers if isinstance(layer.block, Block)]
+        absolute = 1e-15 * math.prod(float(layer.H + layer.G * layer.W) for layer in smooth)
         generator = torch.Generator().manual_seed(seed)
         step = torch.randn(x.shape, generator=generator, dtype=torch.float64) * _column(t, x)
         step, best = self._project(step, t), torch.zeros_like(t)
@@ -158,7 +161,7 @@ class Bounded:
             point = (x + step).detach().requires_grad_()
             moved = self._gradient(point, i, j, create_graph=True) - start
             size = vector_norm(moved, conjugate(self.p), dim=1)
-            rounding = ROUNDING * (start.abs().sum(dim=1) + moved.detach().abs().sum(dim=1))
+            rounding = ROUNDING * (start.abs().sum(dim=1) + moved.detach().abs().sum(dim=1)) + absolute
             best = torch.maximum(best, size.detach() - rounding)
             (ascent,) = torch.autograd.grad(size.sum(), point)
             direction = steepest_direction(ascent.nan_to_num(0.0).flatten(1), self.p).reshape(x.shape)

@@ -192,6 +192,16 @@ class TestFront:
             starts.append(Bounded.at(network, torch.zeros(1, 5, dtype=F64), T[:1]).layers.jacobians_from)
         assert starts == [0, 0, 2, 2, None]
 
+    def test_is_not_formed_where_its_squares_would_overflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", 44)
+        network = KINDS["nearly linear"](TANH, seeded(0))
+        first, *rest = network.blocks
+        assert isinstance(first, Block)
+        x = torch.zeros(1, 5, dtype=F64)
+        assert Bounded.at(network, x, T[:1]).layers.jacobians_from == 2
+        huge = Network((replace(first, W=1e101 * first.W), *rest))
+        assert Bounded.at(huge, x, T[:1]).layers.jacobians_from is None
+
     def test_makes_radii_larger_where_the_front_hardly_bends(self) -> None:
         network = KINDS["nearly linear"](TANH, seeded(4))
         x = torch.randn(6, 5, dtype=F64, generator=seeded(5))

@@ -38,6 +38,9 @@ from curvcert.rounding import gamma, inflate
 JACOBIAN_ELEMENTS = 2**20
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
 
+_LARGEST = 1e100
+"""A product of maps is formed only where its norm cannot reach this: squares must not overflow."""
+
 _FACTOR_SIZE = 1024
 """Largest layer with a norm of diag(S) W of its own for each sample."""
 
@@ -163,7 +166,7 @@ class Layers:
             last = k == len(blocks) - 1
             # Distances behind the last block are never asked for.
             constant = prefixes[0] if last else block_lipschitz(block, self.problem, norms, last)
-            reach = prefixes[0 if last else k + 1]
+            reach = inflate(prefixes[0 if last else k + 1], gamma(8 * (k + 1)))
             layers.append(Layer(_known(block), p, norms, inflate(constant, gamma(16)), reach))
         return tuple(layers)
 
@@ -222,7 +225,8 @@ def layers_of(pairs: Problem, network: Network) -> Layers:
     """
     network.require_smooth()
     problem = Problem(network, pairs.p, pairs.p, pairs.scope, scalars=True, norms=pairs.norms)
-    return Layers(problem, pairs, _jacobians_from(network) if pairs.p == 2 else None)
+    start = _jacobians_from(network) if pairs.p == 2 else None
+    return Layers(problem, pairs, start if start is None or _product_of_norms(problem, start) < _LARGEST else None)
 
 
 def _known(block: AbstractBlock) -> Block | Affine:
@@ -238,6 +242,12 @@ def _jacobians_from(network: Network) -> int | None:
         if not isinstance(block, Block) or block.is_residual or not isinstance(block.G, Identity):
             return None
     return None
+
+
+def _product_of_norms(problem: Problem, start: int) -> float:
+    """Bound what the product of the W of a front can grow to; 1 where there is no front."""
+    front = [block for block in problem.network.blocks[: start + 1] if isinstance(block, Block)] if start else []
+    return math.prod(float(problem.norms.norm(block.W, 2, 2)) for block in front)
 
 
 def _columns(network: Network, start: int) -> int:
