@@ -119,7 +119,8 @@ def _table1(record: Record | None) -> str:
         "these. Before that, a 6F and two 6C2F with other settings had been certified on the test images. The rows of "
         "6F and of SLL by our best certificate were made before two changes to the line certificate (one of its "
         "rounding terms; and radii are now decided a little beyond what is asked for, so that a saved file still has "
-        "them), and are to be repeated. Our baselines are trained for fewer epochs than the "
+        "them), that of 6C2F, ours, seed 0, before Jacobians behind convolutions: it certifies less than it could. All "
+        "these are to be repeated. Our baselines are trained for fewer epochs than the "
         "paper's, at larger rates: where their clean accuracy is lower, that is a likely reason."
     )
     more = (
