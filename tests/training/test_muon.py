@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from curvcert.data import load
+from curvcert.errors import InvalidInput
 from curvcert.training import Recipe, Trainer
 from curvcert.training.muon import MOMENTUM, Muon, matrices, orthogonalised
 
@@ -54,7 +55,7 @@ def test_a_tall_matrix_moves_farther_and_one_without_a_gradient_stays() -> None:
 
 
 def test_a_closure_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="takes no closure"):
+    with pytest.raises(InvalidInput, match="takes no closure"):
         Muon([nn.Parameter(torch.zeros(2, 2))], torch.tensor(0.1)).step(lambda: 0.0)
 
 

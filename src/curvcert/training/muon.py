@@ -14,6 +14,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from curvcert.errors import InvalidInput
+
 MOMENTUM = 0.95
 ADAM_SHARE = 0.05
 """The rate of what Adam moves beside Muon, as a share of Muon's."""
@@ -56,7 +58,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Move every matrix that has a gradient."""
         if closure is not None:
-            raise NotImplementedError("Muon takes no closure: compute the gradients, then call step().")
+            raise InvalidInput("Muon takes no closure: compute the gradients, then call step().")
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
