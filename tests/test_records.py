@@ -81,12 +81,19 @@ def test_the_page_on_the_line_quotes_table_1(model: str, method: str, seed: int)
     assert f"| {model}, {method} | {' | '.join(quoted)} |" in page
 
 
-@pytest.mark.parametrize(("optimiser", "rate", "setting"), [("adam", 0.001, "adam"), ("muon", 0.015, "muon-0.015")])
+@pytest.mark.parametrize(
+    ("optimiser", "rate", "setting"),
+    [
+        ("`adam`", 0.001, "adam"),
+        ("`adam`, `beta1` 0.9, `beta2` 0.99", 0.002, "adam-averages-0.002"),
+        ("`muon`", 0.015, "muon-0.015"),
+    ],
+)
 def test_the_page_on_training_quotes_the_settings(optimiser: str, rate: float, setting: str) -> None:
     page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     runs = {run["setting"]: run for run in Record.read(ROOT / "results/settings.json").figures["runs"]}
     found = [f"{value:.1f}" for value in (runs[f"6C2F-{setting}"]["clean"], *runs[f"6C2F-{setting}"]["estimated"])]
-    assert f"| `{optimiser}` | {rate} | {' | '.join(found)} |" in page
+    assert f"| {optimiser} | {rate} | {' | '.join(found)} |" in page
 
 
 def test_the_settings_of_the_record_are_those_of_the_benchmark() -> None:

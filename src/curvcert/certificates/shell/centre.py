@@ -148,8 +148,8 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
         raise UnsupportedModule("The local certificate needs a derivative of every block.")
     found, push = [], _Push.start(layers)
     front = _Front.start(x)
-    # Behind convolutions, where the last blocks bend most, signs make the norms of weighted Jacobians about half as
-    # large; in dense networks they made no radius larger.
+    # Behind the convolutions of a trained 6C2F, signs make the norms of weighted Jacobians about half as large; the
+    # radii of three dense networks hardly changed (at most 0.04%), at a third more time.
     kept = others.shape[1] == 1 and layers.jacobians_from != 0
     for k, (layer, z) in enumerate(zip(layers.layers, evaluation.pre_activations, strict=True)):
         last = k == len(layers.layers) - 1
