@@ -99,6 +99,25 @@ class TestWitnesses:
                 classes = model(cert.witness[found].float()).argmax(dim=1)
             assert bool((classes != cert.label[found]).all())
 
+    def test_they_replay_where_the_arithmetic_rounds_otherwise(self) -> None:
+        """The same network with its inputs and neurons in another order: what only rounding misclassifies falls."""
+        torch.manual_seed(0)
+        first, last = nn.Linear(200, 300), nn.Linear(300, 4)
+        model = nn.Sequential(first, nn.Tanh(), last).eval()
+        x = torch.rand(400, 200)
+        cert = certify(trace(model, x[:1]), x, method="compositional")
+        found = cert.attack_radius.isfinite() & cert.correct
+        assert int(found.sum()) >= 300
+        witnesses = cert.witness[found].float()
+        for _ in range(20):
+            inputs, neurons = torch.randperm(200), torch.randperm(300)
+            with torch.no_grad():
+                hidden = nn.functional.linear(
+                    witnesses[:, inputs], first.weight[neurons][:, inputs], first.bias[neurons]
+                )
+                logits = nn.functional.linear(hidden.tanh(), last.weight[:, neurons], last.bias)
+            assert bool((logits.argmax(dim=1) != cert.label[found]).all())
+
 
 class TestSummaries:
     def test_fractions_are_of_all_samples(self) -> None:

@@ -2,8 +2,9 @@ r"""Attack certificates: a point that is misclassified, built from the gradient 
 
 Along the steepest direction of f_i - f_y the surrogate :math:`-m + g t - K t^2 / 2` is a lower bound, so beyond the
 radius where it reaches 0 the class has changed.  That radius is a tie: the witness steps past it by the
-smallest of a few factors that makes the misclassification strict, is brought into the box if one is given,
-and is replayed.  Nothing is claimed that does not replay.
+smallest of a few factors that makes the misclassification clear, is brought into the box if one is given,
+and is replayed.  Nothing is claimed that does not replay, and nothing that replays by luck: rounding differs from
+batch to batch and from machine to machine, so the other class must lead by several times what it was here.
 """
 
 import torch
@@ -17,6 +18,9 @@ from curvcert.rounding import inflate
 
 _STEPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """How far past the tie a witness may step, relative to its radius."""
+
+_OTHER_ROUNDING = 4.0
+"""How many times the rounding error seen here a witness's lead must exceed, so that it holds up elsewhere."""
 
 Box = tuple[float, float]
 
@@ -44,7 +48,7 @@ def attack_witnesses(
         candidate = x[todo] + scale * direction
         if box is not None:
             candidate = candidate.clamp(*box)
-        broken = replays(network, candidate, points.label[todo])
+        broken = _clearly_misclassified(network, candidate, points.label[todo])
         hit = todo[broken]
         witness[hit] = candidate[broken]
         distance = vector_norm((candidate[broken] - x[hit]).flatten(1), p, dim=1)
@@ -55,13 +59,24 @@ def attack_witnesses(
 
 def replays(network: Network, points: Tensor, label: Tensor) -> Tensor:
     """Tell which points are strictly misclassified, in float64 and in the arithmetic of the model's own dtype."""
-    strict = _misclassified(network(points).flatten(1), label)
+    strict = _lead(network(points).flatten(1), label) > 0
     if network.source_dtype == torch.float64 or not bool(strict.any()):
         return strict
-    return strict & _misclassified(network.in_source_dtype(points).flatten(1).double(), label)
+    return strict & (_lead(network.in_source_dtype(points).flatten(1).double(), label) > 0)
 
 
-def _misclassified(logits: Tensor, label: Tensor) -> Tensor:
-    own = logits.gather(1, label[:, None])
+def _clearly_misclassified(network: Network, points: Tensor, label: Tensor) -> Tensor:
+    """Tell which points are misclassified by more than rounding: these replay elsewhere too.
+
+    What the logits of the model's own arithmetic are off from those of float64 is what rounding did here.
+    """
+    exact, own = network(points).flatten(1), network.in_source_dtype(points).flatten(1).double()
+    off = (own - exact).abs().amax(dim=1)
+    least = torch.finfo(network.source_dtype).eps * exact.abs().amax(dim=1)
+    return _lead(exact, label) > _OTHER_ROUNDING * torch.maximum(off, least)
+
+
+def _lead(logits: Tensor, label: Tensor) -> Tensor:
+    """Return by how much the best of the other classes is above the label."""
     others = logits.scatter(1, label[:, None], -torch.inf)
-    return others.amax(dim=1) > own.squeeze(1)
+    return others.amax(dim=1) - logits.gather(1, label[:, None]).squeeze(1)
