@@ -38,6 +38,7 @@ from curvcert.certificates.shell import Layers, Query, layers_of, shell_radii
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network import Block, Network
 from curvcert.norms import validate_p
+from curvcert.progress import sign_of_life
 
 _BATCH_ELEMENTS = 2**24
 """Numbers that the gradients of one batch may take by default, on a processor."""
@@ -128,7 +129,7 @@ def certify(
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
         device: where to compute; the network's own by default.
-        progress: show a bar; by default on a terminal.
+        progress: show what goes on; by default on a terminal.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -139,7 +140,7 @@ def certify(
     >>> bool(0.4 < cert.radius[0] <= 0.5)
     True
     """
-    return certifier(network, p, method, box, epsilons, device)(x, y, batch_size, progress)
+    return certifier(network, p, method, box, epsilons, device, progress)(x, y, batch_size, progress)
 
 
 def certifier(
@@ -149,6 +150,7 @@ def certifier(
     box: Box | None = None,
     epsilons: Sequence[float] | None = None,
     device: torch.device | str | None = None,
+    progress: bool | None = None,
 ) -> Certifier:
     """Compute what certificates of a network need, once, for many calls; the arguments are those of `certify`.
 
@@ -172,15 +174,16 @@ def certifier(
         raise InvalidInput(f"epsilons are positive, finite radii, got {list(epsilons or ())}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
-    pairs = all_pairs(network, p)
-    # Shells take the global constants along.
-    constants = global_constants(network, pairs, "auto" if method in ("local", "line") else method)
-    pairs = replace(pairs)  # the same norms, without the matrices of this question
-    deviations = pair_table(pair_deviations(pairs), network)
-    layers, notes = _layers(network, pairs, method)
-    anchors, more = _anchors(network, method, layers)
-    constants, digest = replace(constants, notes=(*constants.notes, *notes, *more)), describable_digest(network)
-    line = _line(network, pairs, constants, deviations, method)
+    with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
+        pairs = all_pairs(network, p)
+        # Shells take the global constants along.
+        constants = global_constants(network, pairs, "auto" if method in ("local", "line") else method)
+        pairs = replace(pairs)  # the same norms, without the matrices of this question
+        deviations = pair_table(pair_deviations(pairs), network)
+        layers, notes = _layers(network, pairs, method)
+        anchors, more = _anchors(network, method, layers)
+        constants, digest = replace(constants, notes=(*constants.notes, *notes, *more)), describable_digest(network)
+        line = _line(network, pairs, constants, deviations, method)
     return Certifier(network, p, method, box, wanted, constants, deviations, pairs, digest, layers, line, anchors)
 
 

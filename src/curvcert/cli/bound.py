@@ -102,7 +102,8 @@ def bound_command(
         "pair": _pair(pair),
         "logit": logit,
     }
-    found = [_answer(name, network, arguments, alone=len(wanted) == 1) for name in wanted]
+    with output.working(f"bounding the {' and the '.join(wanted)} constant"):
+        found = [_answer(name, network, arguments, alone=len(wanted) == 1) for name in wanted]
     pairs = list(combinations(range(network.outputs), 2)) if arguments["pair"] == "all" else None
     output.show(_summary(found, model), *(table for one in found for table in one.tables(pairs)))
     lines = [f"{one.letter} {one.largest!r}" for one in found if one.bound is not None]

@@ -135,7 +135,8 @@ def certify_command(
         with shares.opened(resume or place.restarted):
             if place.is_first:
                 output.notice("Bounding the network ...")
-            ready = certifier(network, request.p, method, box, epsilons, here)
+            shown = None if place.is_first and not quiet else False
+            ready = certifier(network, request.p, method, box, epsilons, here, shown)
             found = shares.certify(lambda part: certified(ready, inputs.x[part], inputs.y[part], request))
     except KeyboardInterrupt:
         if place.is_first:

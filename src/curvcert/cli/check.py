@@ -63,7 +63,7 @@ def check_command(
     if len(inputs) < samples:
         raise InvalidInput(f"{file} is about {samples} samples, {inputs.name} has {len(inputs)}. Give the same data.")
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, output.working(f"checking {samples} samples"):
         verdict = check_certificate(
             file, _network_file(choice, inputs.shape, folder), inputs.x.numpy(), inputs.y.numpy()
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvcert._version import __version__
 from curvcert.attacks import Attack, pgd
-from curvcert.certificates import Certificate, certifier
+from curvcert.certificates import Certificate, certify
 from curvcert.certificates.search import with_search
 from curvcert.cli import options
 from curvcert.cli.output import Output
@@ -51,7 +51,7 @@ def demo(
     network, sample = trace(load_mnist_network(), torch.zeros(1, 1, 28, 28)), load_mnist_sample()
     x, y = sample.as_float64()[:samples], sample.labels[:samples]
     output.show(f"A tanh network, 784-100-100-100-100-100-10, and {samples} test images of MNIST, in l2.")
-    certificate = certifier(network, box=(0.0, 1.0))(x, y, progress=False if quiet else None)
+    certificate = certify(network, x, y, box=(0.0, 1.0), progress=False if quiet else None)
     attacks = searches(network, x, y)
     for attack in attacks:
         certificate = with_search(certificate, network, x, attack)

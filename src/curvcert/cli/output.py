@@ -4,12 +4,15 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, final
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
+
+from curvcert.progress import sign_of_life
 
 
 @final
@@ -44,6 +47,10 @@ class Output:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         return Progress(*columns, console=console, transient=True, disable=self.quiet or not console.is_terminal)
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """Show that work of unknown length goes on; again on a terminal alone."""
+        return sign_of_life(text, shown=False if self.quiet else None)
 
 
 def plain(value: Any) -> Any:
