@@ -124,7 +124,7 @@ def _table1(record: Record | None) -> str:
         "Our baselines are trained for fewer epochs than the paper's 1,000, at larger rates, and CCRC on 6C2F by Muon, "
         "as ours. Where their clean accuracy is lower, that is a likely reason. Two on 6C2F are well below. Of CCRC "
         "the accuracy on the augmented training images stayed under the 60% from which the paper's rule raises the "
-        "weight of the curvature, so that weight was at its floor to the end. The weight of CRM the paper does not tell; a "
+        "weight of the curvature, so that weight was at its floor to the end. The paper does not tell CRM's; a "
         "small one does nothing, a large one costs clean accuracy, and ours is a large one."
     )
     more = (
