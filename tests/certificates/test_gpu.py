@@ -74,6 +74,16 @@ def test_bounds_and_certificates_agree(p: float) -> None:
     assert certify(here, x, p=p, device="cuda").radius.device.type == "cuda"
 
 
+@pytest.mark.parametrize("batch", [1, 7, 250])
+def test_float32_there_is_not_tf32(batch: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64 * 256, 10)).eval()
+    x = torch.rand(batch, 64, 16, 16)
+    there = trace(model, x[:1]).to("cuda")
+    off = (there.in_source_dtype(x.cuda()).double() - there(x.cuda())).abs().amax()
+    assert 0 < float(off) < 1e-5
+
+
 def test_a_network_of_sll_layers_is_traced_there() -> None:
     """Their transposed convolutions sum in any order, unless told not to."""
     model, x = lip_3c1f().cuda().eval(), torch.rand(4, 3, 32, 32)

@@ -178,6 +178,25 @@ def test_grad_mode_and_default_dtype_do_not_matter() -> None:
     assert torch.equal(got, expected)
 
 
+def test_its_own_arithmetic_is_never_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU rounds coarsely by default would decide which witnesses replay."""
+    net = curvcert.trace(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval(), torch.zeros(1, 3))
+    precisions = torch.backends.cudnn.conv
+    before, seen, evaluate = precisions.fp32_precision, [], Block.evaluate
+
+    def watched(block: Block, x: torch.Tensor) -> torch.Tensor:
+        seen.append(precisions.fp32_precision)
+        return evaluate(block, x)
+
+    monkeypatch.setattr(Block, "evaluate", watched)
+    net.in_source_dtype(torch.zeros(2, 3))
+    assert set(seen) == {"ieee"}
+    assert precisions.fp32_precision == before != "ieee"
+    with pytest.raises(CurvcertError):
+        net.in_source_dtype(torch.zeros(2, 99))
+    assert precisions.fp32_precision == before
+
+
 def test_kinds_of_blocks() -> None:
     case = next(case for case in CASES if case.name == "max pooling")
     net = curvcert.trace(case.model(), case.inputs(1))

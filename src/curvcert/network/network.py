@@ -1,5 +1,7 @@
 """A network as every bound reads it: a tuple of blocks in float64."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -70,9 +72,13 @@ class Network:
         return reduce(lambda y, block: block.evaluate(y), self.blocks, self.require_batch(x))
 
     def in_source_dtype(self, x: Tensor) -> Tensor:
-        """Return the outputs as computed in the arithmetic of the module that the network came from."""
+        """Return the outputs as computed in the arithmetic of the dtype of the module that the network came from.
+
+        On a GPU that is float32 as IEEE has it, not TF32, to which torch by default rounds the factors of convolutions.
+        """
         inputs = self.require_batch(x).to(self.source_dtype)
-        return reduce(lambda y, block: block.evaluate(y), self.blocks, inputs)
+        with _ieee_products():
+            return reduce(lambda y, block: block.evaluate(y), self.blocks, inputs)
 
     def states(self, x: Tensor) -> list[Tensor]:
         """Return the input of every block and, last, the output of the network."""
@@ -177,3 +183,17 @@ class Network:
             f"  {b.name or k}: {type(b).__name__} {b.in_shape} -> {b.out_shape}" for k, b in enumerate(self.blocks)
         ]
         return "\n".join(lines) + ")"
+
+
+@contextmanager
+def _ieee_products() -> Iterator[None]:
+    """Have float32 products and convolutions keep all bits of their factors, and leave the settings as found."""
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
