@@ -27,6 +27,7 @@ from curvcert.experiments.results_page import main as page_main
 from curvcert.experiments.searching import require_consistent, searched_distances
 from curvcert.experiments.table1 import CLAIMS, RECIPES, all_rows, chosen_rows
 from curvcert.network import trace
+from curvcert.operators import NormBounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,6 +112,27 @@ def test_anchored_radii_of_the_paper_are_not_below_its_global_ones() -> None:
     assert bool((anchored >= plain).all())
     assert bool((anchored[correct] > plain[correct]).any())
     assert bool((plain[~correct] == 0).all())
+    wrong = replace(subject, y=(subject.network(subject.x).argmax(dim=1) + 1) % 10)
+    assert bool((paper_radii(wrong, anchored=True, batch=8)[0] == 0).all())
+
+
+def test_norms_that_are_shared_give_the_same_constants() -> None:
+    subject, norms = small_dense(3, Options(Path("unused"), samples=6)), NormBounds()
+    for at in (None, subject.x):
+        alone = paper_pair_curvature(subject.network, at)
+        assert torch.equal(paper_pair_curvature(subject.network, at, norms), alone)
+
+
+def test_anchored_constants_of_wide_convolutions() -> None:
+    """Beyond 1,024 neurons a layer's weighted norm is not computed; its largest weight still counts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(6 * 196, 3)).eval()
+    network = trace(model, torch.zeros(1, 1, 14, 14))
+    x = torch.stack([torch.zeros(1, 14, 14), torch.full((1, 14, 14), 40.0)]).double()
+    anchored, K = paper_pair_curvature(network, x), paper_pair_curvature(network)
+    assert bool((anchored > 0).all())
+    assert bool((anchored <= K).all())
+    assert float(anchored[0]) < 0.8 * float(K)
 
 
 def test_distances_of_a_search() -> None:

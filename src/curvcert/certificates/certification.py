@@ -26,7 +26,6 @@ from curvcert.certificates.constants import (
 )
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
 from curvcert.certificates.line import Line, LineQuery, line_radii
-from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import (
     combined_radius,
@@ -36,6 +35,7 @@ from curvcert.certificates.radii import (
 )
 from curvcert.certificates.shell import Layers, Query, layers_of, shell_radii
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.memory import spare_elements
 from curvcert.network import Block, Network
 from curvcert.norms import validate_p
 from curvcert.progress import sign_of_life

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.radii import decided
 from curvcert.certificates.shell import Layers, gradient_growth, numbers_of_sample, pair_centres
+from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors

@@ -5,32 +5,33 @@ The paper bounds the vector f by its Algorithm 1 with the block bound `prop:anal
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature import Compositional, curvature
+from curvcert.bounds.curvature import Compositional
+from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.bounds.lipschitz.problem import Problem, all_pairs
+from curvcert.bounds.lipschitz.problem import Problem, all_pairs, make_problem
 from curvcert.certificates.constants import pair_deviations, pair_table
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import curvature_radius
 from curvcert.experiments.models import Subject
 from curvcert.network import Block, Network
+from curvcert.operators import NormBounds
 from curvcert.rounding import inflate
 
 SQRT_2_ABOVE = math.nextafter(math.sqrt(2), 2)
-ANCHORED_WIDTH = 4096
-"""The widest layer whose anchored constants are computed: a matrix and its norm for every sample and layer."""
-
 ANCHORED_CHEAPLY, ANCHORED_SUBSET = 256, 200
-"""Beyond the first width, anchored constants are computed for so many samples only."""
+"""Beyond the first width, on a CPU, anchored constants are computed for so many samples only."""
 
 
-def paper_pair_curvature(network: Network, at: Tensor | None = None) -> Tensor:
+def paper_pair_curvature(network: Network, at: Tensor | None = None, norms: NormBounds | None = None) -> Tensor:
     r"""Bound the curvature of every pair as the paper does: :math:`\sqrt 2 K`, globally or anchored at each sample.
+
+    Norms of the network that are known from another bound are not computed again.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -41,7 +42,9 @@ def paper_pair_curvature(network: Network, at: Tensor | None = None) -> Tensor:
     True
     """
     method = Compositional(["sdp"]) if at is None else "anchored"
-    return inflate(SQRT_2_ABOVE * curvature(network, method=method, at=at).value, 0.0)
+    problem = make_problem(network, 2, None, at, None, None, None)
+    problem = problem if norms is None else replace(problem, norms=norms)
+    return inflate(SQRT_2_ABOVE * curvature_of(problem, method).value, 0.0)
 
 
 def paper_pair_lipschitz(network: Network) -> Tensor:
@@ -78,12 +81,15 @@ def evaluator(network: Network) -> Evaluator:
 def paper_radii(subject: Subject, anchored: bool, batch: int = 250) -> tuple[Tensor, Tensor]:
     """Return the paper's certified radii, 0 where a sample is misclassified, and which samples are correct."""
     network, evaluate = subject.network, evaluator(subject.network)
-    K = paper_pair_curvature(network)
+    norms = evaluate.pairs.norms
+    K = paper_pair_curvature(network, norms=norms)
     radii, correct = [], []
     for x, y in zip(subject.x.split(batch), subject.y.split(batch), strict=True):
         points = evaluate(x, y)
-        here = torch.minimum(paper_pair_curvature(network, x), K)[:, None] if anchored else K
-        pair = curvature_radius(points.margin, points.gradient_norm, here.expand_as(points.margin))
+        here = K.expand(len(x)).clone()
+        if anchored and bool(points.correct.any()):
+            here[points.correct] = torch.minimum(paper_pair_curvature(network, x[points.correct], norms), K)
+        pair = curvature_radius(points.margin, points.gradient_norm, here[:, None].expand_as(points.margin))
         least = pair.scatter(1, y[:, None], torch.inf).amin(dim=1)
         radii.append(torch.where(points.correct, least, 0.0))
         correct.append(points.correct)

@@ -12,7 +12,7 @@ from curvcert.errors import InvalidInput
 from curvcert.experiments.experiment import RADII
 from curvcert.experiments.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ, TABLE_1, TANH_SLOPE_AT_2
 from curvcert.experiments.reproducing import read_record
-from curvcert.experiments.table1 import RECIPES, better_seed
+from curvcert.experiments.table1 import RECIPES, Row, all_rows, better_seed
 from curvcert.experiments.weights import read_digests
 from curvcert.results import Record
 
@@ -128,11 +128,15 @@ def _table1(record: Record | None) -> str:
     )
     more = (
         "All rows; where a number of samples is told, in percent of these. PGD's column is what a search leaves: an "
-        "upper bound on what any certificate could reach. The last columns tell how many seconds the certificates "
-        "took, the network's bounds included, and on what."
+        "upper bound on what any certificate could reach. The anchored bound weighs the neurons of a layer by what "
+        "each of them may still do as seen from the sample; the norm of such a weighed layer is computed up to 1,024 "
+        "neurons, and beyond that it is at most the layer's norm times the largest weight. Both are bounds on the "
+        "curvature alone: what the paper reports for SLL is presumably by its Lipschitz constant of 1, one of our "
+        "certificates. The last columns tell how many seconds the certificates took, the network's bounds included, "
+        "and on what."
     )
     columns = ("model", "method", "numbers", "seed", "epochs", "clean", *RADII, "PGD at 36 / 72 / 108", "seconds", "on")
-    parts = [short_table(record), more, _table(columns, lines), *_left_out(record.figures["skipped"] if record else [])]
+    parts = [short_table(record), more, _table(columns, lines)]
     return _section("Table 1: certified accuracy", "table1", text, "\n\n".join(parts), record)
 
 
@@ -170,30 +174,27 @@ def _above(pairs: Mapping[str, tuple[float, float]]) -> str:
     return "no: " + ", ".join(f"{abs(gain):.2f} below at {name}" for name, gain in gains.items() if gain <= 0)
 
 
-def _left_out(skipped: list[dict[str, Any]]) -> list[str]:
-    """Return which rows were not computed, and why."""
-    rows = [
-        f"- {row['model']}, {row['method']}, seed {row['seed']}, {CERTIFICATES[row['certificate']]}: {row['skipped']}."
-        for row in skipped
-    ]
-    return ["Rows that were left out:", "\n".join(rows)] if rows else []
-
-
 def _table1_lines(model: str, method: str, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     if (model, method) in TABLE_1:
         reported = (f"{value:.2f}" for value in TABLE_1[model, method])
         yield [model, method, "as the paper reports", "", "1,000", *reported, "", "", ""]
-    found = [row for row in rows if (row["model"], row["method"]) == (model, method)]
-    for row in found:
-        certificate = CERTIFICATES[row["certificate"]]
-        if row["samples"] != TEST_SET:
-            certificate += f", {row['samples']:,} samples"
-        certified = [f"{row['certified'][name]:.2f}" for name in RADII]
-        left = " / ".join(f"{row['attacked'][name]:.2f}" for name in RADII)
-        facts = [f"{row['seed']}", f"{row['epochs']:,}", f"{row['clean']:.2f}"]
-        yield [model, method, certificate, *facts, *certified, left, f"{row['seconds']:.0f}", _machine(row["hardware"])]
-    if not found:
-        yield [model, method, NOT_YET, *[""] * 9]
+    found = {"/".join(str(row[key]) for key in ("model", "method", "seed", "certificate")): row for row in rows}
+    for expected in all_rows():
+        if (expected.model, expected.method) == (model, method):
+            yield [model, method, *_measured(found.get(expected.name), expected)]
+
+
+def _measured(row: Mapping[str, Any] | None, expected: Row) -> list[str]:
+    """Return the cells of a row, from its certificate on."""
+    certificate = CERTIFICATES[expected.certificate]
+    if row is None:
+        return [f"{certificate}: {NOT_YET}", f"{expected.seed}", *[""] * 8]
+    if row["samples"] != TEST_SET:
+        certificate += f", {row['samples']:,} samples"
+    certified = [f"{row['certified'][name]:.2f}" for name in RADII]
+    left = " / ".join(f"{row['attacked'][name]:.2f}" for name in RADII)
+    facts = [f"{row['seed']}", f"{row['epochs']:,}", f"{row['clean']:.2f}"]
+    return [certificate, *facts, *certified, left, f"{row['seconds']:.0f}", _machine(row["hardware"])]
 
 
 def _machine(hardware: Mapping[str, Any]) -> str:

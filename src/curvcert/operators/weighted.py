@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from curvcert.memory import spare_elements
 from curvcert.norms import conjugate
 from curvcert.operators.base import AbstractLinearMap
 from curvcert.operators.dense import Dense
@@ -22,6 +23,8 @@ GRAM_SIZE = 1024
 """Largest Gram matrix that is factorised once for each weight."""
 
 _CHUNK_ELEMENTS = 2**24
+_COPIES = 10
+"""Matrices held at a time for one that is bounded."""
 
 
 class WeightedNorms(Protocol):
@@ -86,7 +89,7 @@ def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
     """Bound the largest eigenvalue of diag(s) B diag(s) for each s."""
     trace = B.diagonal().abs().sum()
     pieces = []
-    for part in s.split(max(1, _CHUNK_ELEMENTS // B.numel())):
+    for part in s.split(max(1, spare_elements(B.device, _COPIES * _CHUNK_ELEMENTS) // (_COPIES * B.numel()))):
         peak = part.amax(dim=1)
         # Two roundings an entry; the Frobenius norm of a semidefinite matrix is at most its trace.
         slack = inflate(peak.square() * (error + 4 * UNIT_ROUNDOFF * (trace + error)), gamma(len(B) + 8))

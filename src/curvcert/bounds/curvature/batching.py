@@ -9,10 +9,14 @@ import torch
 from curvcert.bounds.curvature.jacobians import can_push
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
+from curvcert.memory import spare_elements
 from curvcert.network import Block
 
 _ELEMENTS = 2**24
-"""Numbers that the widest intermediate result of a piece may hold."""
+"""Numbers that the widest intermediate result of a piece may hold; more on an accelerator, as its memory allows."""
+
+_COPIES = 16
+"""Intermediate results held at a time."""
 
 JACOBIAN_ROWS = 256
 """Prefixes of at most this width get their Jacobians formed; wider ones use products of constants."""
@@ -22,7 +26,8 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
     """Apply a bound with one value a sample to pieces of the batch, and join the results."""
     if isinstance(problem.scope, Global):
         return bound(problem)
-    size = max(1, _ELEMENTS // elements_per_sample(problem))
+    spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES
+    size = max(1, spare // elements_per_sample(problem))
     pieces = [bound(part) for part in _split(problem, size)]
     if len(pieces) == 1:
         return pieces[0]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from curvcert.certificates.memory import spare_elements
 from curvcert.certificates.radii import decided
 from curvcert.certificates.shell.ball import over_balls
 from curvcert.certificates.shell.centre import AtCentre, at_centres
 from curvcert.certificates.shell.gradient_change import gradient_change
 from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 from curvcert.certificates.shell.layers import Layers
+from curvcert.memory import spare_elements
 from curvcert.network import Block
 from curvcert.rounding import gamma, inflate
 
