@@ -12,6 +12,7 @@ from curvcert.nn.architectures import (
     six_c_two_f,
     six_f,
 )
+from curvcert.nn.ensemble import side_by_side
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
 from curvcert.nn.named import ACTIVATION_MODULES, ActivationChoice, make_activation
 from curvcert.nn.sll import SLLConv2d, SLLDense
@@ -38,6 +39,7 @@ __all__ = [
     "lip_3c1f",
     "make_activation",
     "mnist_dense",
+    "side_by_side",
     "six_c_two_f",
     "six_f",
 ]

@@ -1,0 +1,152 @@
+r"""Several networks of one architecture as one that sums their logits: an ensemble that can be bounded and certified.
+
+The sum classifies as the mean does, with the same radii, and needs no division.  The first layer stacks the rows of
+all members, which read the same input; behind it each member keeps to its own channels, by grouped convolutions (a
+dense layer is one on 1 x 1 images); the last layer adds up.  There are as many weights as in all members together.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvcert import activations
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.nn.activations import Normalise
+
+_CHANNELWISE = (nn.Flatten, nn.AvgPool2d, nn.Identity)
+
+
+def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
+    """Return one network whose logits are the sums of the models' logits.
+
+    Args:
+        models: networks of the same architecture, each a `Sequential` of `Linear`, `Conv2d`, `Flatten`, `AvgPool2d`
+            and activations that are the same in all, perhaps behind a `Normalise` that is the same too.
+
+    >>> from curvcert.nn import architecture
+    >>> members = [architecture("digits") for _ in range(2)]
+    >>> x = torch.rand(3, 1, 8, 8)
+    >>> together = side_by_side(members)
+    >>> torch.allclose(together(x), members[0](x) + members[1](x), atol=1e-5)
+    True
+    >>> sum(p.numel() for p in together.parameters()) < 2 * sum(p.numel() for p in members[0].parameters())
+    True
+
+    Raises:
+        InvalidInput: if there are no models, or they differ in more than their weights.
+        UnsupportedModule: if a layer is of another kind, by its name.
+    """
+    if not models:
+        raise InvalidInput("side_by_side needs at least one model, got none.")
+    if len({len(model) for model in models}) > 1:
+        raise InvalidInput(f"Models side by side have as many layers each, got {[len(model) for model in models]}.")
+    columns = list(zip(*models, strict=True))
+    weighted = [k for k, layers in enumerate(columns) if isinstance(layers[0], nn.Linear | nn.Conv2d)]
+    if len(weighted) < 2 or not isinstance(columns[weighted[-1]][0], nn.Linear):
+        raise InvalidInput("Models side by side need two layers with weights or more, the last of them a Linear.")
+    found: list[nn.Module] = []
+    with torch.no_grad():
+        for k, layers in enumerate(columns):
+            _require_alike(layers, f"Layer {k}")
+            if k == weighted[0]:
+                found.append(_reading_the_same(layers, f"Layer {k}"))
+            elif k == weighted[-1]:
+                found.append(_adding_up(layers))
+            elif k in weighted:
+                found += _apart(layers)
+            else:
+                found.append(_kept(layers[0], f"Layer {k}", before_weights=k < weighted[0]))
+    return nn.Sequential(*found).train(models[0].training)
+
+
+def _require_alike(layers: Sequence[nn.Module], path: str) -> None:
+    """Raise unless the layers differ in nothing but weights."""
+    if len({repr(layer) for layer in layers}) > 1:
+        raise InvalidInput(f"{path}: models side by side are of one architecture, got {layers[0]!r} and {layers[1]!r}.")
+
+
+def _reading_the_same(layers: Sequence[Any], path: str) -> nn.Module:
+    """Return the first layer with weights: the rows of all, on one input."""
+    first = layers[0]
+    if isinstance(first, nn.Linear):
+        merged: nn.Linear | nn.Conv2d = nn.Linear(
+            first.in_features, len(layers) * first.out_features, first.bias is not None
+        )
+    else:
+        if first.groups != 1:
+            raise UnsupportedModule(f"{path}: the first convolution of models side by side has no groups.")
+        merged = _convolution(first, first.in_channels, len(layers), groups=1)
+    return _filled(merged, torch.cat(_weights(layers)), _biases(layers))
+
+
+def _apart(layers: Sequence[Any]) -> Iterator[nn.Module]:
+    """Yield a layer in the middle, which keeps every member to its own channels."""
+    first, members = layers[0], len(layers)
+    if isinstance(first, nn.Conv2d):
+        merged = _convolution(first, members * first.in_channels, members, members * first.groups)
+        yield _filled(merged, torch.cat(_weights(layers)), _biases(layers))
+        return
+    yield nn.Unflatten(1, (members * first.in_features, 1, 1))
+    merged = nn.Conv2d(
+        members * first.in_features, members * first.out_features, 1, groups=members, bias=first.bias is not None
+    )
+    yield _filled(merged, torch.cat(_weights(layers))[:, :, None, None], _biases(layers))
+    yield nn.Flatten()
+
+
+def _adding_up(layers: Sequence[Any]) -> nn.Module:
+    """Return the last layer: the sum over all members."""
+    first = layers[0]
+    merged = nn.Linear(len(layers) * first.in_features, first.out_features, first.bias is not None)
+    bias = None if first.bias is None else torch.stack([layer.bias for layer in layers]).sum(dim=0)
+    return _filled(merged, torch.cat(_weights(layers), dim=1), bias)
+
+
+def _kept(layer: nn.Module, path: str, before_weights: bool) -> nn.Module:
+    """Return a layer without weights, which serves all members."""
+    if isinstance(layer, _CHANNELWISE) or (before_weights and isinstance(layer, Normalise)) or _is_activation(layer):
+        return layer
+    raise UnsupportedModule(
+        f"{path}: {type(layer).__name__} is not among the layers of models side by side: Linear, Conv2d, Flatten, "
+        "AvgPool2d, activations, and a Normalise in front."
+    )
+
+
+def _is_activation(layer: nn.Module) -> bool:
+    try:
+        activations.from_module(layer)
+    except UnsupportedActivation:
+        return False
+    return True
+
+
+def _convolution(like: nn.Conv2d, inputs: int, members: int, groups: int) -> nn.Conv2d:
+    return nn.Conv2d(
+        inputs,
+        members * like.out_channels,
+        like.kernel_size,  # type: ignore[arg-type]
+        like.stride,  # type: ignore[arg-type]
+        like.padding,  # type: ignore[arg-type]
+        like.dilation,  # type: ignore[arg-type]
+        groups,
+        like.bias is not None,
+        like.padding_mode,
+    )
+
+
+def _weights(layers: Sequence[Any]) -> list[Tensor]:
+    return [layer.weight for layer in layers]
+
+
+def _biases(layers: Sequence[Any]) -> Tensor | None:
+    return None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+
+
+def _filled(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer.to(weight)
+    layer.weight.copy_(weight)
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias)
+    return layer

@@ -1,0 +1,110 @@
+"""Networks side by side: the sum of their logits, and bounds and certificates of that sum."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvcert
+import curvcert.nn as cnn
+from curvcert.data import load_digits
+from curvcert.errors import InvalidInput, UnsupportedModule
+
+F64 = torch.float64
+
+
+def members(name: str, count: int, **options: object) -> list[nn.Sequential]:
+    found = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        found.append(cnn.architecture(name, **options).double().eval())  # type: ignore[arg-type]
+    return found
+
+
+def total(models: list[nn.Sequential], x: Tensor) -> Tensor:
+    return torch.stack([model(x) for model in models]).sum(dim=0)
+
+
+@pytest.mark.parametrize("name", ["digits", "MNIST-3F", "6C2F"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_logits_are_sums(name: str, count: int) -> None:
+    models = members(name, count, activation="centred_softplus", mean_shift=[0.3] * cnn.INPUT_SHAPES[name][0])
+    together = cnn.side_by_side(models)
+    x = torch.rand(4, *cnn.INPUT_SHAPES[name], dtype=F64)
+    assert torch.allclose(together(x), total(models, x), rtol=1e-12, atol=1e-12)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (together, models[0])]
+    assert sizes[0] == count * sizes[1] - 10 * (count - 1)
+    assert not together.training
+
+
+def test_grouped_strided_and_pooled_layers() -> None:
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        convolutions = (
+            nn.Conv2d(3, 4, 3, 2, (1, 0), padding_mode="circular"),
+            nn.Conv2d(4, 6, 2, groups=2, bias=False),
+        )
+        models.append(
+            nn.Sequential(
+                convolutions[0], nn.Tanh(), convolutions[1], nn.AvgPool2d(2), nn.Softplus(2.0), nn.Flatten(),
+                nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, 3)
+            ).double().eval()
+        )  # fmt: skip
+    x = torch.rand(5, 3, 6, 7, dtype=F64)
+    together = cnn.side_by_side(models)
+    assert torch.allclose(together(x), total(models, x), rtol=1e-12, atol=1e-12)
+    network = curvcert.trace(together, x[:1])
+    assert torch.allclose(network(x), total(models, x), rtol=1e-12, atol=1e-12)
+
+
+def test_members_are_left_alone_and_copied() -> None:
+    models = members("digits", 2)
+    before = [p.clone() for model in models for p in model.parameters()]
+    together = cnn.side_by_side(models)
+    with torch.no_grad():
+        for p in together.parameters():
+            p.zero_()
+    assert all(torch.equal(p, q) for p, q in zip((p for m in models for p in m.parameters()), before, strict=True))
+    assert all(p.requires_grad for p in together.parameters())
+
+
+def test_bounds_hold_and_are_not_far_above_those_of_the_members() -> None:
+    models = members("digits", 2)
+    x = load_digits("test").as_float64()[:3]
+    networks = [curvcert.trace(model, x[:1]) for model in (*models, cnn.side_by_side(models))]
+    for bound in (curvcert.lipschitz, curvcert.curvature):
+        first, second, K = (bound(net, pair=(0, 1)).value for net in networks)
+        assert float(K) <= 1.1 * float(first + second)
+    other = x + 0.3 * torch.randn(x.shape, dtype=F64, generator=torch.Generator().manual_seed(0))
+    gradients = [networks[-1].jacobian(z)[:, 0] - networks[-1].jacobian(z)[:, 1] for z in (x, other)]
+    change = (gradients[0] - gradients[1]).flatten(1).norm(dim=1)
+    assert bool((change <= K * (x - other).flatten(1).norm(dim=1)).all())
+
+
+def test_a_network_beside_itself_has_its_own_radii() -> None:
+    """2 f has the constants of f twice, and its radii."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))
+    model, x = nn.Sequential(*layers).double().eval(), torch.rand(5, 1, 4, 4, dtype=F64)
+    alone, twice = (curvcert.certify(curvcert.trace(m, x[:1]), x) for m in (model, cnn.side_by_side([model, model])))
+    assert torch.equal(alone.label, twice.label)
+    assert torch.allclose(twice.radius, alone.radius, rtol=1e-6)
+
+
+def test_what_is_not_alike_is_refused() -> None:
+    one, other = members("digits", 1)[0], members("digits", 1, activation="sin")[0]
+    for models, words in (
+        ([], "at least one"),
+        ([one, other], "one architecture"),
+        ([one, one[:-1]], "as many layers"),
+        ([nn.Sequential(nn.Flatten(), nn.Linear(4, 2))], "two layers"),
+        ([nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), nn.Conv2d(2, 2, 1))], "a Linear"),
+        (members("MNIST-3F", 1, mean_shift=[0.1]) + members("MNIST-3F", 1, mean_shift=[0.2]), "one architecture"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            cnn.side_by_side(models)
+    grouped = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(2, 2))
+    normed = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
+    for model, words in ((grouped, "no groups"), (normed, "LayerNorm")):
+        with pytest.raises(UnsupportedModule, match=words):
+            cnn.side_by_side([model])
