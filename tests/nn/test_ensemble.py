@@ -20,6 +20,13 @@ def members(name: str, count: int, **options: object) -> list[nn.Sequential]:
     return found
 
 
+class Scaled(nn.Linear):
+    """Not the Linear that it is a kind of."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
 def total(models: list[nn.Sequential], x: Tensor) -> Tensor:
     return torch.stack([model(x) for model in models]).sum(dim=0)
 
@@ -66,6 +73,7 @@ def test_members_are_left_alone_and_copied() -> None:
             p.zero_()
     assert all(torch.equal(p, q) for p, q in zip((p for m in models for p in m.parameters()), before, strict=True))
     assert all(p.requires_grad for p in together.parameters())
+    assert not {id(layer) for layer in together} & {id(layer) for model in models for layer in model}
 
 
 def test_bounds_hold_and_are_not_far_above_those_of_the_members() -> None:
@@ -99,12 +107,15 @@ def test_what_is_not_alike_is_refused() -> None:
         ([one, one[:-1]], "as many layers"),
         ([nn.Sequential(nn.Flatten(), nn.Linear(4, 2))], "two layers"),
         ([nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), nn.Conv2d(2, 2, 1))], "a Linear"),
+        ([nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh())], "a Linear as the last"),
         (members("MNIST-3F", 1, mean_shift=[0.1]) + members("MNIST-3F", 1, mean_shift=[0.2]), "one architecture"),
     ):
         with pytest.raises(InvalidInput, match=words):
             cnn.side_by_side(models)
     grouped = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(2, 2))
-    normed = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
-    for model, words in ((grouped, "no groups"), (normed, "LayerNorm")):
+    refused = {"no groups": grouped}
+    for layer in (nn.LayerNorm(2), nn.PReLU(), nn.Flatten(2), cnn.Normalise([0.0, 0.0], [1.0, 1.0]), Scaled(2, 2)):
+        refused[type(layer).__name__] = nn.Sequential(nn.Linear(2, 2), layer, nn.Linear(2, 2))
+    for words, model in refused.items():
         with pytest.raises(UnsupportedModule, match=words):
             cnn.side_by_side([model])

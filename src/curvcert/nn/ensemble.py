@@ -5,6 +5,7 @@ all members, which read the same input; behind it each member keeps to its own c
 dense layer is one on 1 x 1 images); the last layer adds up.  There are as many weights as in all members together.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.nn.activations import Normalise
 
-_CHANNELWISE = (nn.Flatten, nn.AvgPool2d, nn.Identity)
+_WEIGHTED = (nn.Linear, nn.Conv2d)
+_CHANNELWISE = (nn.AvgPool2d, nn.Identity)
 
 
 def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
@@ -23,7 +25,7 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
 
     Args:
         models: networks of the same architecture, each a `Sequential` of `Linear`, `Conv2d`, `Flatten`, `AvgPool2d`
-            and activations that are the same in all, perhaps behind a `Normalise` that is the same too.
+            and activations without weights, perhaps behind a `Normalise` that is the same in all; a `Linear` is last.
 
     >>> from curvcert.nn import architecture
     >>> members = [architecture("digits") for _ in range(2)]
@@ -43,9 +45,9 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
     if len({len(model) for model in models}) > 1:
         raise InvalidInput(f"Models side by side have as many layers each, got {[len(model) for model in models]}.")
     columns = list(zip(*models, strict=True))
-    weighted = [k for k, layers in enumerate(columns) if isinstance(layers[0], nn.Linear | nn.Conv2d)]
-    if len(weighted) < 2 or not isinstance(columns[weighted[-1]][0], nn.Linear):
-        raise InvalidInput("Models side by side need two layers with weights or more, the last of them a Linear.")
+    weighted = [k for k, layers in enumerate(columns) if type(layers[0]) in _WEIGHTED]
+    if len(weighted) < 2 or type(columns[-1][0]) is not nn.Linear:
+        raise InvalidInput("Models side by side have two layers with weights or more, and a Linear as the last layer.")
     found: list[nn.Module] = []
     with torch.no_grad():
         for k, layers in enumerate(columns):
@@ -63,7 +65,7 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
 
 def _require_alike(layers: Sequence[nn.Module], path: str) -> None:
     """Raise unless the layers differ in nothing but weights."""
-    if len({repr(layer) for layer in layers}) > 1:
+    if len({(type(layer), repr(layer)) for layer in layers}) > 1:
         raise InvalidInput(f"{path}: models side by side are of one architecture, got {layers[0]!r} and {layers[1]!r}.")
 
 
@@ -106,20 +108,22 @@ def _adding_up(layers: Sequence[Any]) -> nn.Module:
 
 def _kept(layer: nn.Module, path: str, before_weights: bool) -> nn.Module:
     """Return a layer without weights, which serves all members."""
-    if isinstance(layer, _CHANNELWISE) or (before_weights and isinstance(layer, Normalise)) or _is_activation(layer):
-        return layer
+    flattens = type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    if flattens or type(layer) in _CHANNELWISE or (before_weights and type(layer) is Normalise) or _is_plain(layer):
+        return copy.deepcopy(layer)
     raise UnsupportedModule(
-        f"{path}: {type(layer).__name__} is not among the layers of models side by side: Linear, Conv2d, Flatten, "
-        "AvgPool2d, activations, and a Normalise in front."
+        f"{path}: {type(layer).__name__} is not among the layers of models side by side: Linear, Conv2d, Flatten(), "
+        "AvgPool2d, activations without weights, and a Normalise in front."
     )
 
 
-def _is_activation(layer: nn.Module) -> bool:
+def _is_plain(layer: nn.Module) -> bool:
+    """Tell whether a layer is an activation that its repr describes in full."""
     try:
         activations.from_module(layer)
     except UnsupportedActivation:
         return False
-    return True
+    return not layer.state_dict()
 
 
 def _convolution(like: nn.Conv2d, inputs: int, members: int, groups: int) -> nn.Conv2d:
