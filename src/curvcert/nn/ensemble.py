@@ -126,14 +126,14 @@ def _is_plain(layer: nn.Module) -> bool:
     return not layer.state_dict()
 
 
-def _convolution(like: nn.Conv2d, inputs: int, members: int, groups: int) -> nn.Conv2d:
+def _convolution(like: Any, inputs: int, members: int, groups: int) -> nn.Conv2d:
     return nn.Conv2d(
         inputs,
         members * like.out_channels,
-        like.kernel_size,  # type: ignore[arg-type]
-        like.stride,  # type: ignore[arg-type]
-        like.padding,  # type: ignore[arg-type]
-        like.dilation,  # type: ignore[arg-type]
+        like.kernel_size,
+        like.stride,
+        like.padding,
+        like.dilation,
         groups,
         like.bias is not None,
         like.padding_mode,
