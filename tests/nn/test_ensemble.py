@@ -119,3 +119,10 @@ def test_what_is_not_alike_is_refused() -> None:
     for words, model in refused.items():
         with pytest.raises(UnsupportedModule, match=words):
             cnn.side_by_side([model])
+
+
+def test_activations_are_told_apart_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Softplus, "extra_repr", lambda self: "")
+    models = [nn.Sequential(nn.Linear(2, 2), nn.Softplus(beta), nn.Linear(2, 2)) for beta in (1.0, 2.0)]
+    with pytest.raises(InvalidInput, match="one architecture"):
+        cnn.side_by_side(models)

@@ -64,8 +64,8 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
 
 
 def _require_alike(layers: Sequence[nn.Module], path: str) -> None:
-    """Raise unless the layers differ in nothing but weights."""
-    if len({(type(layer), repr(layer)) for layer in layers}) > 1:
+    """Raise unless the layers differ in nothing but weights; of activations the name counts, as the bounds see them."""
+    if len({(type(layer), repr(layer), _activation_name(layer)) for layer in layers}) > 1:
         raise InvalidInput(f"{path}: models side by side are of one architecture, got {layers[0]!r} and {layers[1]!r}.")
 
 
@@ -118,12 +118,15 @@ def _kept(layer: nn.Module, path: str, before_weights: bool) -> nn.Module:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Tell whether a layer is an activation that its repr describes in full."""
+    """Tell whether a layer is an activation without weights."""
+    return _activation_name(layer) is not None and not layer.state_dict()
+
+
+def _activation_name(layer: nn.Module) -> str | None:
     try:
-        activations.from_module(layer)
+        return activations.from_module(layer).name
     except UnsupportedActivation:
-        return False
-    return not layer.state_dict()
+        return None
 
 
 def _convolution(like: Any, inputs: int, members: int, groups: int) -> nn.Conv2d:
