@@ -126,3 +126,55 @@ def test_activations_are_told_apart_by_what_they_are(monkeypatch: pytest.MonkeyP
     models = [nn.Sequential(nn.Linear(2, 2), nn.Softplus(beta), nn.Linear(2, 2)) for beta in (1.0, 2.0)]
     with pytest.raises(InvalidInput, match="one architecture"):
         cnn.side_by_side(models)
+
+
+@pytest.mark.parametrize("name", ["digits", "MNIST-3F", "6C2F", "Wide-6C2F"])
+def test_a_mirror_image_sees_mirrored_images(name: str) -> None:
+    shape = cnn.INPUT_SHAPES[name]
+    model = members(name, 1, mean_shift=[0.1, 0.2, 0.3][: shape[0]])[0]
+    before, x = [p.clone() for p in model.parameters()], torch.rand(3, *shape, dtype=F64)
+    mirrored, both = cnn.mirror_image(model, shape), cnn.with_mirror_image(model, shape)
+    assert torch.allclose(mirrored(x), model(x.flip(-1)), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(mirrored(x), model(x), rtol=1e-3)
+    assert torch.allclose(both(x), model(x) + model(x.flip(-1)), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(both(x), both(x.flip(-1)), rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert not mirrored.training and not both.training
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
+def test_a_mirror_image_of_every_kind_of_window(padding_mode: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, (3, 5), (1, 2), (1, 2), padding_mode=padding_mode), nn.Tanh(),
+        nn.Conv2d(4, 4, 3, groups=2, dilation=(1, 2), bias=False), nn.AvgPool2d((2, 3), (1, 1), (1, 1)), nn.Identity(),
+        nn.Flatten(), nn.Linear(4 * 6 * 3, 5), nn.Softplus(2.0), nn.Linear(5, 3),
+    ).double().eval()  # fmt: skip
+    x = torch.rand(4, 2, 7, 13, dtype=F64)
+    assert torch.allclose(cnn.mirror_image(model, (2, 7, 13))(x), model(x.flip(-1)), rtol=1e-12, atol=1e-12)
+
+
+def test_an_image_and_its_mirror_image_have_one_radius() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))
+    both = cnn.with_mirror_image(nn.Sequential(*layers).double().eval(), (1, 4, 4))
+    x = torch.rand(5, 1, 4, 4, dtype=F64)
+    found, mirrored = (curvcert.certify(curvcert.trace(both, x[:1]), z) for z in (x, x.flip(-1)))
+    assert torch.equal(found.label, mirrored.label)
+    assert torch.allclose(found.radius, mirrored.radius, rtol=1e-6)
+
+
+def test_what_has_no_mirror_image_is_refused() -> None:
+    behind = (nn.Tanh(), nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    for first, error, words in (
+        (nn.Conv2d(1, 1, 2, 2), InvalidInput, "leaves out 1 columns of 5 on the right"),
+        (nn.AvgPool2d(2), InvalidInput, "leaves out 1 columns"),
+        (nn.Conv2d(1, 1, 2, padding="same"), UnsupportedModule, "padding in numbers"),
+        (nn.AvgPool2d(2, ceil_mode=True), UnsupportedModule, "no ceil_mode"),
+        (nn.MaxPool2d(5), UnsupportedModule, "MaxPool2d"),
+    ):
+        with pytest.raises(error, match=words):
+            cnn.mirror_image(nn.Sequential(first, *behind), (1, 5, 5))
+    for shape in ((8, 8), (1, 0, 8), (1, 8, 8, 8)):
+        with pytest.raises(InvalidInput, match=r"\(channels, height, width\)"):
+            cnn.mirror_image(members("digits", 1)[0], shape)

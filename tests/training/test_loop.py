@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 
 from curvcert.certificates import certify
-from curvcert.errors import InvalidInput, TrainingDiverged
+from curvcert.data import LabelledImages, load
+from curvcert.errors import InvalidInput, TrainingDiverged, UnsupportedModule
 from curvcert.training import (
     Trainer,
     TrainingResult,
@@ -25,6 +26,7 @@ from curvcert.training import (
     load_model,
     load_recipe,
     loop,
+    make_model,
     recipe_from_dict,
     train,
 )
@@ -79,6 +81,21 @@ def test_the_model_is_the_one_that_was_certified(finished) -> None:
     for name, tensor in result.model.state_dict().items():
         assert torch.equal(found.state_dict()[name], tensor)
     assert len(result.certificate) == 3
+
+
+def test_a_mirror_image_answers_too(finished, tmp_path: Path) -> None:
+    result, _ = run(tmp_path, mirror=True)
+    alone, x = finished[1].model, load("digits", "test").as_float64()[:20].float()
+    assert torch.allclose(result.model(x), alone(x) + alone(x.flip(-1)), atol=1e-4)
+    assert torch.equal(load_model(tmp_path / "model.safetensors")[0](x), result.model(x))
+
+
+def test_an_architecture_without_a_mirror_image_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModule, match="PadChannels is not among the layers"):
+        make_model(
+            replace(TINY, architecture="Lip-3C1F", mirror=True),
+            LabelledImages(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), 255),
+        )
 
 
 def test_the_metrics_are_json_lines(finished) -> None:

@@ -1,6 +1,7 @@
 """Model files: bit for bit, and refused by name if they are anything else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 
 from curvcert.errors import InvalidInput
 from curvcert.nn.architectures import architecture
-from curvcert.training import Recipe, load_model, save_model
+from curvcert.training import Recipe, load_model, load_trained, save_model
 
 RECIPE = Recipe(data="digits", architecture="digits", mean_shift=True)
 
@@ -44,6 +45,18 @@ def test_half_precision_comes_back_as_float32_exactly(tmp_path: Path) -> None:
     for name, tensor in model(torch.float16).state_dict().items():
         assert found.state_dict()[name].dtype == torch.float32
         assert torch.equal(found.state_dict()[name], tensor.float())
+
+
+def test_a_mirror_image_is_made_anew_from_the_weights_of_one_side(tmp_path: Path) -> None:
+    saved, x = model(), torch.rand(5, 1, 8, 8)
+    save_model(tmp_path / "m", saved, replace(RECIPE, mirror=True))
+    both, recipe = load_model(tmp_path / "m")
+    one, _ = load_trained(tmp_path / "m")
+    assert recipe.mirror and not both.training
+    assert torch.equal(one(x), saved(x))
+    assert torch.allclose(both(x), saved(x) + saved(x.flip(-1)), atol=1e-5)
+    save_model(tmp_path / "plain", saved, RECIPE)
+    assert b"mirror" not in (tmp_path / "plain").read_bytes(), "files of before the field keep their digests"
 
 
 def test_the_bytes_depend_on_the_weights_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ CHANGES = {
     "architecture": ("6F", "6F"),
     "activation": ("centred_softplus", "centred_softplus"),
     "mean_shift": ("True", True),
+    "mirror": ("true", True),
     "loss": ("crm", "crm"),
     "gradients": ("runner-up", "runner-up"),
     "certificate": ("line", "line"),

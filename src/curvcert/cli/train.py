@@ -12,6 +12,7 @@ from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.training import (
+    MODEL,
     Recipe,
     TrainingResult,
     checkpoints,
@@ -22,9 +23,6 @@ from curvcert.training import (
 )
 from curvcert.training.distributed import joined, place_from
 from curvcert.training.side_by_side import ALIKE
-
-MODEL = "model.safetensors"
-"""The file of a trained model, in the folder of its run."""
 
 
 def train_command(

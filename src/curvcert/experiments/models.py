@@ -17,7 +17,7 @@ from curvcert.experiments.experiment import Options
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
 from curvcert.results import Record
-from curvcert.training import Recipe, load_model, recipe_from_dict, save_model, train
+from curvcert.training import MODEL, Recipe, load_model, load_trained, recipe_from_dict, save_model, train
 
 _CERTIFIED_AT_ONCE = 10
 """Samples that `train` certifies at its end: the experiment certifies by its own methods."""
@@ -94,16 +94,15 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
     path = folder / ROUNDED
     if path.is_file():
         model, made_by = load_model(path)
-        ours, theirs = recipe.as_dict(), made_by.as_dict()
-        for name in ours.keys() - set(_MAY_DIFFER):
-            if ours[name] != theirs[name]:
-                raise InvalidInput(
-                    f"{path} was trained with {name} = {theirs[name]!r}, the recipe has {ours[name]!r}. "
-                    "Choose another --out, or move the model away."
-                )
+        if found := recipe.difference(made_by, _MAY_DIFFER):
+            name, ours, theirs = found
+            raise InvalidInput(
+                f"{path} was trained with {name} = {theirs!r}, the recipe has {ours!r}. "
+                "Choose another --out, or move the model away."
+            )
         return model.to(options.device)
     options.say(f"training {folder.name}")
-    result = train(
+    train(
         recipe,
         folder,
         resume=True,
@@ -112,7 +111,8 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
         certify_samples=2 if options.quick else _CERTIFIED_AT_ONCE,
         console=Console(stderr=True, quiet=options.quick),
     )
-    save_model(path, result.model.eval().half(), recipe)
+    weights, _ = load_trained(folder / MODEL)
+    save_model(path, weights.half(), recipe)
     model, _ = load_model(path)
     return model.to(options.device)
 

@@ -11,8 +11,9 @@ from curvcert.nn.architectures import (
     mnist_dense,
     six_c_two_f,
     six_f,
+    wide_six_c_two_f,
 )
-from curvcert.nn.ensemble import side_by_side
+from curvcert.nn.ensemble import mirror_image, side_by_side, with_mirror_image
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
 from curvcert.nn.named import ACTIVATION_MODULES, ActivationChoice, make_activation
 from curvcert.nn.sll import SLLConv2d, SLLDense
@@ -38,8 +39,11 @@ __all__ = [
     "digits",
     "lip_3c1f",
     "make_activation",
+    "mirror_image",
     "mnist_dense",
     "side_by_side",
     "six_c_two_f",
     "six_f",
+    "wide_six_c_two_f",
+    "with_mirror_image",
 ]

@@ -3,6 +3,8 @@ r"""Several networks of one architecture as one that sums their logits: an ensem
 The sum classifies as the mean does, with the same radii, and needs no division.  The first layer stacks the rows of
 all members, which read the same input; behind it each member keeps to its own channels, by grouped convolutions (a
 dense layer is one on 1 x 1 images); the last layer adds up.  There are as many weights as in all members together.
+
+A network beside its own mirror image answers for an image and its mirror image alike.
 """
 
 import copy
@@ -61,6 +63,75 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
             else:
                 found.append(_kept(layers[0], f"Layer {k}", before_weights=k < weighted[0]))
     return nn.Sequential(*found).train(models[0].training)
+
+
+def with_mirror_image(model: nn.Sequential, shape: Sequence[int]) -> nn.Sequential:
+    """Return the network whose logits are the model's for an image plus the model's for its mirror image.
+
+    Args:
+        model: a network as in `side_by_side`.
+        shape: the shape of one image: channels, height, width.
+
+    >>> from curvcert.nn import architecture
+    >>> model, x = architecture("digits"), torch.rand(3, 1, 8, 8)
+    >>> torch.allclose(with_mirror_image(model, (1, 8, 8))(x), model(x) + model(x.flip(-1)), atol=1e-5)
+    True
+
+    Raises:
+        InvalidInput, UnsupportedModule: as `side_by_side` and `mirror_image` do.
+    """
+    return side_by_side([model, mirror_image(model, shape)])
+
+
+def mirror_image(model: nn.Sequential, shape: Sequence[int]) -> nn.Sequential:
+    """Return a network that does to images of this shape what the model does to their mirror images, left for right.
+
+    Kernels are mirrored, and the columns of the dense layer behind the images.
+
+    >>> from curvcert.nn import architecture
+    >>> model, x = architecture("digits"), torch.rand(3, 1, 8, 8)
+    >>> torch.allclose(mirror_image(model, (1, 8, 8))(x), model(x.flip(-1)), atol=1e-5)
+    True
+
+    Raises:
+        InvalidInput: if the shape is not that of an image, or a window leaves columns out on one side.
+        UnsupportedModule: if a layer is not among those of `side_by_side`, by its name.
+    """
+    if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise InvalidInput(f"An image has a shape of (channels, height, width), got {tuple(shape)}.")
+    mirrored = copy.deepcopy(model)
+    image: tuple[int, ...] | None = tuple(shape)
+    with torch.no_grad():
+        x = torch.zeros(1, *shape).to(next(model.parameters()))
+        for k, layer in enumerate(mirrored):
+            x, before = layer(x), tuple(x.shape[1:])
+            if type(layer) is nn.Linear:
+                if image is not None:
+                    layer.weight.copy_(layer.weight.unflatten(1, image).flip(-1).flatten(1))
+                image = None
+            elif type(layer) in (nn.Conv2d, nn.AvgPool2d):
+                _require_symmetric(layer, before[-1], f"Layer {k}")
+                if isinstance(layer, nn.Conv2d):
+                    layer.weight.copy_(layer.weight.flip(-1))
+            else:
+                _kept(layer, f"Layer {k}", before_weights=True)
+            image = tuple(x.shape[1:]) if x.dim() == 4 else image
+    return mirrored
+
+
+def _require_symmetric(layer: Any, width: int, path: str) -> None:
+    """Raise unless the windows of a layer cover the image alike from the left and from the right."""
+    if isinstance(layer.padding, str) or getattr(layer, "ceil_mode", False):
+        raise UnsupportedModule(f"{path}: a mirror image needs padding in numbers and no ceil_mode, got {layer!r}.")
+    kernel, stride, padding, dilation = (
+        value[-1] if isinstance(value, tuple) else value
+        for value in (layer.kernel_size, layer.stride, layer.padding, getattr(layer, "dilation", 1))
+    )
+    if left_out := (width + 2 * padding - dilation * (kernel - 1) - 1) % stride:
+        raise InvalidInput(
+            f"{path}: {layer!r} leaves out {left_out} columns of {width} on the right, which a mirror image has on the "
+            "left. Choose a padding or a width with which the windows end at the edge."
+        )
 
 
 def _require_alike(layers: Sequence[nn.Module], path: str) -> None:

@@ -3,13 +3,14 @@
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import Place, Ranks, RanksApart, joined, place_from
 from curvcert.training.loop import TrainingResult, train, train_side_by_side
-from curvcert.training.model_file import load_model, save_model
+from curvcert.training.model_file import MODEL, load_model, load_trained, save_model
 from curvcert.training.multiplier import Multiplier
 from curvcert.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_names
 from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer, make_model
 
 __all__ = [
+    "MODEL",
     "Checkpoint",
     "Multiplier",
     "Place",
@@ -24,6 +25,7 @@ __all__ = [
     "load_checkpoint",
     "load_model",
     "load_recipe",
+    "load_trained",
     "make_model",
     "place_from",
     "recipe_from_dict",

@@ -29,7 +29,7 @@ from curvcert.network import trace
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint, write_atomically
 from curvcert.training.distributed import ALONE, Ranks, RanksApart, require_device
 from curvcert.training.evaluation import evaluate
-from curvcert.training.model_file import save_model
+from curvcert.training.model_file import MODEL, finished, save_model
 from curvcert.training.recipe import Recipe
 from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer
@@ -193,7 +193,7 @@ def _require_writable(folder: Path, resume: bool | str | Path) -> None:
         (folder / ".writable").unlink()
     except OSError as error:
         raise InvalidInput(f"Cannot write into {folder}: {error}. Choose another folder.") from error
-    if not resume and ((folder / "model.safetensors").exists() or checkpoints(folder / "checkpoints")):
+    if not resume and ((folder / MODEL).exists() or checkpoints(folder / "checkpoints")):
         raise InvalidInput(f"{folder} already holds a run. Go on with it by --resume, or choose another folder.")
 
 
@@ -382,8 +382,9 @@ def _summary_writer(folder: Path) -> Any:
 def _finish(run: _RunInFolder, test: LabelledImages, samples: int | None, console: Console) -> TrainingResult:
     """Write the model, certify it soundly, and write what came out."""
     trainer, folder = run.trainer, run.folder
-    recipe, model, ranks = trainer.recipe, trainer.trained.eval(), trainer.ranks
-    ranks.first(lambda: save_model(folder / "model.safetensors", model, recipe))
+    recipe, trained, ranks = trainer.recipe, trainer.trained.eval(), trainer.ranks
+    ranks.first(lambda: save_model(folder / MODEL, trained, recipe))
+    model = finished(trained, recipe)
     x, y = test.as_float64()[:samples].to(trainer.device), test.labels[:samples].to(trainer.device)
     certificate = _certified(trainer, model, x, y, console)
     accuracy = float(certificate.correct.double().mean())

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput
 from curvcert.nn.architectures import INPUT_SHAPES, architecture
+from curvcert.nn.ensemble import with_mirror_image
 from curvcert.training.checkpoint import write_atomically
 from curvcert.training.recipe import Recipe, recipe_from_dict
 
 FORMAT = "curvcert model 1"
+MODEL = "model.safetensors"
+"""The file of the weights in the folder of a run."""
 
 
 def save_model(path: Path, model: nn.Module, recipe: Recipe, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the weights and the recipe that made them, atomically.
+    """Write the weights and the recipe that made them, atomically; of a model with a mirror image, those of one side.
 
     The bytes depend on the weights, the recipe and the facts alone.
     """
@@ -47,6 +50,25 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> tuple[nn.M
     Raises:
         InvalidInput: the file is missing, truncated, altered, or of another kind.
     """
+    model, recipe = load_trained(path, dtype)
+    return finished(model, recipe), recipe
+
+
+def finished(model: nn.Sequential, recipe: Recipe) -> nn.Sequential:
+    """Return what a recipe makes of the network that it trained: that network, or it beside its mirror image.
+
+    Raises:
+        InvalidInput, UnsupportedModule: if the architecture has no mirror image.
+    """
+    return with_mirror_image(model, INPUT_SHAPES[recipe.architecture]) if recipe.mirror else model
+
+
+def load_trained(path: str | Path, dtype: torch.dtype | None = None) -> tuple[nn.Sequential, Recipe]:
+    """Return the network that was trained, as `load_model` does, without its mirror image if it has one.
+
+    Raises:
+        InvalidInput: as `load_model`.
+    """
     path = Path(path)
     if not path.is_file():
         raise InvalidInput(f"No model file {path}. `curvcert train` writes one: DIR/model.safetensors.")
@@ -72,7 +94,7 @@ def _wide(tensors: Mapping[str, Tensor]) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
 
-def _built(path: Path, recipe: Recipe, tensors: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
+def _built(path: Path, recipe: Recipe, tensors: dict[str, Tensor], dtype: torch.dtype) -> nn.Sequential:
     mean = [0.0] * INPUT_SHAPES.get(recipe.architecture, (1,))[0] if recipe.mean_shift else None
     with torch.random.fork_rng(devices=[]):
         model = architecture(recipe.architecture, recipe.activation, mean)

@@ -27,6 +27,7 @@ class Recipe:
     architecture: str
     activation: str = "tanh"
     mean_shift: bool = False
+    mirror: bool = False
 
     loss: Loss = "certified-margin"
     tau: float = 1.0
@@ -106,9 +107,26 @@ class Recipe:
             values[name] = _parsed(name, text, types[name])
         return replace(self, **values)
 
+    def difference(self, other: "Recipe", besides: Sequence[str] = ()) -> tuple[str, Any, Any] | None:
+        """Return the first field in which another recipe differs, with both values; None where they agree.
+
+        >>> recipe = Recipe(data="digits", architecture="digits")
+        >>> recipe.difference(replace(recipe, epochs=3, seed=1), besides=["seed"])
+        ('epochs', 30, 3)
+        """
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name not in besides and mine != theirs:
+                return field.name, mine, theirs
+        return None
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON and TOML hold them."""
-        return asdict(self) | {"epsilons": list(self.epsilons)}
+        """Return the fields as JSON and TOML hold them.
+
+        A mirror is told where there is one, so that models without keep the digests they always had.
+        """
+        table = asdict(self) | {"epsilons": list(self.epsilons)}
+        return {name: value for name, value in table.items() if name != "mirror" or value}
 
 
 def recipe_from_dict(table: Mapping[str, Any], source: str = "The recipe") -> Recipe:

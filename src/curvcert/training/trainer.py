@@ -22,6 +22,7 @@ from curvcert.nn.architectures import INPUT_SHAPES, architecture
 from curvcert.training.checkpoint import Checkpoint
 from curvcert.training.cuda_graph import captured_or_reason, missing_compiler, training_arithmetic
 from curvcert.training.distributed import ALONE, Ranks
+from curvcert.training.model_file import finished
 from curvcert.training.muon import ADAM_SHARE, Muon, matrices
 from curvcert.training.objective import make_multiplier, make_objective
 from curvcert.training.recipe import Recipe, recipe_from_dict
@@ -102,7 +103,7 @@ class Trainer:
         return self.recipe.epochs * self.steps_per_epoch
 
     @property
-    def trained(self) -> nn.Module:
+    def trained(self) -> nn.Sequential:
         """The model that the run is for: the average of the weights, where the recipe asks for one."""
         return self.model if self.average is None else self.average
 
@@ -180,14 +181,13 @@ class Trainer:
         recipe = checkpoint.facts.get("recipe")
         if not isinstance(recipe, dict):
             raise InvalidInput("The checkpoint does not say which recipe it belongs to. Resume from another one.")
-        kept = recipe_from_dict(recipe, "The checkpoint's recipe").as_dict()
-        now = self.recipe.as_dict()
-        for name in now.keys() - set(MAY_CHANGE):
-            if kept[name] != now[name]:
-                raise InvalidInput(
-                    f"The checkpoint was made with {name} = {kept[name]!r}, this run has {now[name]!r}. Resume with "
-                    "the same recipe, or start afresh in another folder."
-                )
+        kept = recipe_from_dict(recipe, "The checkpoint's recipe")
+        if found := self.recipe.difference(kept, MAY_CHANGE):
+            name, now, then = found
+            raise InvalidInput(
+                f"The checkpoint was made with {name} = {then!r}, this run has {now!r}. Resume with "
+                "the same recipe, or start afresh in another folder."
+            )
         self._restore_tensors(checkpoint.tensors)
         self.step = checkpoint.step
         self._plan.copy_(self.loader.plan(min(self.step, self.total_steps - 1) // self.steps_per_epoch))
@@ -269,7 +269,7 @@ class Trainer:
         return None
 
 
-def make_model(recipe: Recipe, data: LabelledImages) -> nn.Module:
+def make_model(recipe: Recipe, data: LabelledImages) -> nn.Sequential:
     """Return the recipe's architecture with weights drawn from its seed; torch's random state is left as it was.
 
     Raises:
@@ -285,7 +285,9 @@ def make_model(recipe: Recipe, data: LabelledImages) -> nn.Module:
         mean = [float(data.images[:, k].double().mean() / data.max_value) for k in range(data.shape[0])]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        return architecture(recipe.architecture, recipe.activation, mean)
+        model = architecture(recipe.architecture, recipe.activation, mean)
+        finished(model, recipe)  # One without a mirror image is refused now, not after hours.
+    return model
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:

@@ -35,7 +35,7 @@ from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
 from curvcert.rounding import gamma, inflate
 
-JACOBIAN_ELEMENTS = 2**20
+JACOBIAN_ELEMENTS = 2**22
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
 
 _LARGEST = 1e100
