@@ -128,7 +128,7 @@ def test_activations_are_told_apart_by_what_they_are(monkeypatch: pytest.MonkeyP
         cnn.side_by_side(models)
 
 
-@pytest.mark.parametrize("name", ["digits", "MNIST-3F", "6C2F", "Wide-6C2F"])
+@pytest.mark.parametrize("name", ["digits", "MNIST-3F", "6C2F"])
 def test_a_mirror_image_sees_mirrored_images(name: str) -> None:
     shape = cnn.INPUT_SHAPES[name]
     model = members(name, 1, mean_shift=[0.1, 0.2, 0.3][: shape[0]])[0]

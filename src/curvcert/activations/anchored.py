@@ -44,10 +44,14 @@ from curvcert.activations.interval import (
     profile_range,
 )
 from curvcert.errors import InvalidInput
+from curvcert.memory import spare_elements
 from curvcert.rounding import TINY, UNIT_ROUNDOFF
 
 CHUNK = 2**15
-"""Points solved together: small enough for the cache, large enough for both cores."""
+"""Points solved together: small enough for the cache, large enough for both cores; more on an accelerator."""
+
+COPIES = 128
+"""Intermediate results held at a time for one point."""
 
 MOST_STEPS = 64
 """Steps of the root finder; stopping early costs tightness, never soundness."""
@@ -108,7 +112,8 @@ def anchored_curvature_range(act: Activation, z: Tensor) -> Intervals:
 
 def _anchored_range(f: Profile, g: Profile, z: Tensor) -> Intervals:
     """Enclose the difference quotients of f, whose derivative is g, chunk by chunk."""
-    chunks = [_enclose_chunk(f, g, chunk) for chunk in z.flatten().split(CHUNK)]
+    together = spare_elements(z.device, COPIES * CHUNK) // COPIES
+    chunks = [_enclose_chunk(f, g, chunk) for chunk in z.flatten().split(together)]
     lows, highs = zip(*chunks, strict=True)
     return torch.cat(lows).reshape(z.shape), torch.cat(highs).reshape(z.shape)
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-BLUE, ORANGE, GREY, GREEN, PURPLE = "#2166ac", "#b35806", "#777777", "#1b7837", "#762a83"
+BLUE, ORANGE, GREY, GREEN, PURPLE, BLACK = "#2166ac", "#b35806", "#777777", "#1b7837", "#762a83", "#222222"
 
 
 def panels(count: int, width: float = 4.2, height: float = 3.4) -> tuple[Figure, list[Axes]]:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import final
@@ -85,6 +85,7 @@ def on_digits(recipe: Recipe) -> Recipe:
 def trained(recipe: Recipe, options: Options) -> nn.Module:
     """Return the model of a recipe: read from OUT/models if it is there, else trained, going on where a run stopped.
 
+    One with a mirror image has the weights of the same recipe without it, which are trained where they are not there.
     Its weights are rounded to float16, small enough to be kept: what is measured is the model that can be handed on.
 
     Raises:
@@ -101,6 +102,21 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
                 "Choose another --out, or move the model away."
             )
         return model.to(options.device)
+    if recipe.mirror:
+        alone = replace(recipe, mirror=False)
+        trained(alone, options)
+        source = model_folder(alone, options.out) / ROUNDED
+    else:
+        source = _train(recipe, folder, options)
+    weights, _ = load_trained(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_model(path, weights.half(), recipe)
+    model, _ = load_model(path)
+    return model.to(options.device)
+
+
+def _train(recipe: Recipe, folder: Path, options: Options) -> Path:
+    """Train a model in its folder, and return the file of its weights."""
     options.say(f"training {folder.name}")
     train(
         recipe,
@@ -111,10 +127,7 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
         certify_samples=2 if options.quick else _CERTIFIED_AT_ONCE,
         console=Console(stderr=True, quiet=options.quick),
     )
-    weights, _ = load_trained(folder / MODEL)
-    save_model(path, weights.half(), recipe)
-    model, _ = load_model(path)
-    return model.to(options.device)
+    return folder / MODEL
 
 
 def model_folder(recipe: Recipe, out: Path) -> Path:
@@ -123,7 +136,8 @@ def model_folder(recipe: Recipe, out: Path) -> Path:
     >>> model_folder(experiment_recipe("6f-ours"), Path("runs")).as_posix()
     'runs/models/6F-certified-margin-300-seed0'
     """
-    return out / "models" / f"{recipe.architecture}-{recipe.loss}-{recipe.epochs}-seed{recipe.seed}"
+    mirror = "-mirror" if recipe.mirror else ""
+    return out / "models" / f"{recipe.architecture}-{recipe.loss}{mirror}-{recipe.epochs}-seed{recipe.seed}"
 
 
 def with_options(recipe: Recipe, options: Options, seed: int | None = None) -> Recipe:

@@ -11,7 +11,6 @@ from curvcert.nn.architectures import (
     mnist_dense,
     six_c_two_f,
     six_f,
-    wide_six_c_two_f,
 )
 from curvcert.nn.ensemble import mirror_image, side_by_side, with_mirror_image
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
@@ -44,6 +43,5 @@ __all__ = [
     "side_by_side",
     "six_c_two_f",
     "six_f",
-    "wide_six_c_two_f",
     "with_mirror_image",
 ]

@@ -1,4 +1,4 @@
-"""The architectures of the paper, a wider one of their kind, and the small network of the digits, by name.
+"""The architectures of the paper, and the small network of the digits, by name.
 
 Each takes images in [0, 1] of shape (batch, channels, height, width) and returns ten logits.  The weights are
 random; a mean to subtract from the channels is part of the model, so that radii are those of the raw images.
@@ -20,8 +20,8 @@ from curvcert.nn.sll import SLLConv2d, SLLDense
 CLASSES = 10
 MeanShift = Sequence[float] | Tensor | None
 
-_WINDOWS = ((3, 1, 1), (4, 2, 1))
-"""The convolutions of 6C2F by turns: kernel, stride, padding."""
+_CONVOLUTIONS = ((32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1))
+"""The convolutional layers of 6C2F: channels, kernel, stride, padding."""
 
 
 def dense(
@@ -55,18 +55,13 @@ def six_c_two_f(activation: ActivationChoice = "tanh", mean_shift: MeanShift = N
     ...     six_c_two_f()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-    return _convolutional((32, 32, 64, 64, 64, 64), 512, activation, mean_shift)
-
-
-def wide_six_c_two_f(activation: ActivationChoice = "tanh", mean_shift: MeanShift = None) -> nn.Sequential:
-    """Return 6C2F with wider convolutions and a narrower dense layer: 0.77 million parameters.
-
-    >>> import torch
-    >>> with torch.device("meta"):
-    ...     wide_six_c_two_f()(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
-    """
-    return _convolutional((48, 48, 96, 96, 96, 64), 352, activation, mean_shift)
+    layers: list[nn.Module] = []
+    inputs = 3
+    for channels, kernel, stride, padding in _CONVOLUTIONS:
+        layers += [nn.Conv2d(inputs, channels, kernel, stride, padding), make_activation(activation)]
+        inputs = channels
+    layers += [nn.Flatten(), *_dense_layers((1024, 512), activation), nn.Linear(512, CLASSES)]
+    return nn.Sequential(*_shift(mean_shift), *layers)
 
 
 def lip_3c1f(
@@ -134,7 +129,6 @@ ARCHITECTURES: Mapping[str, Callable[..., nn.Sequential]] = MappingProxyType(
     {
         "6F": six_f,
         "6C2F": six_c_two_f,
-        "Wide-6C2F": wide_six_c_two_f,
         "Lip-3C1F": lip_3c1f,
         **{f"MNIST-{depth}F": partial(mnist_dense, depth) for depth in (3, 4, 5, 6)},
         "digits": digits,
@@ -144,7 +138,7 @@ ARCHITECTURES: Mapping[str, Callable[..., nn.Sequential]] = MappingProxyType(
 
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        **dict.fromkeys(("6F", "6C2F", "Wide-6C2F", "Lip-3C1F"), (3, 32, 32)),
+        **dict.fromkeys(("6F", "6C2F", "Lip-3C1F"), (3, 32, 32)),
         **{f"MNIST-{depth}F": (1, 28, 28) for depth in (3, 4, 5, 6)},
         "digits": (1, 8, 8),
     }
@@ -180,17 +174,6 @@ def architecture(name: str, activation: ActivationChoice = "tanh", mean_shift: M
 def _shift(mean: MeanShift) -> list[nn.Module]:
     """Return the layer that subtracts the mean, or none."""
     return [] if mean is None else [Normalise(mean, [1.0] * len(mean))]
-
-
-def _convolutional(
-    channels: Sequence[int], hidden: int, activation: ActivationChoice, mean_shift: MeanShift
-) -> nn.Sequential:
-    """Return six convolutions for images of 32 x 32, every other with stride 2, and two dense layers."""
-    layers: list[nn.Module] = []
-    for (inputs, outputs), window in zip(pairwise((3, *channels)), 3 * _WINDOWS, strict=True):
-        layers += [nn.Conv2d(inputs, outputs, *window), make_activation(activation)]
-    layers += [nn.Flatten(), *_dense_layers((16 * channels[-1], hidden), activation), nn.Linear(hidden, CLASSES)]
-    return nn.Sequential(*_shift(mean_shift), *layers)
 
 
 def _dense_layers(sizes: Sequence[int], activation: ActivationChoice) -> list[nn.Module]:
