@@ -175,6 +175,10 @@ def test_what_has_no_mirror_image_is_refused() -> None:
     ):
         with pytest.raises(error, match=words):
             cnn.mirror_image(nn.Sequential(first, *behind), (1, 5, 5))
+    with pytest.raises(UnsupportedModule, match="needs a Flatten before it"):
+        cnn.mirror_image(nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 2)), (1, 5, 5))
+    with pytest.raises(InvalidInput, match=r"Layer 0: Conv2d.* does not take \(3, 8, 8\)"):
+        cnn.mirror_image(members("digits", 1)[0], (3, 8, 8))
     for shape in ((8, 8), (1, 0, 8), (1, 8, 8, 8)):
         with pytest.raises(InvalidInput, match=r"\(channels, height, width\)"):
             cnn.mirror_image(members("digits", 1)[0], shape)

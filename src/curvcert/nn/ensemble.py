@@ -100,21 +100,27 @@ def mirror_image(model: nn.Sequential, shape: Sequence[int]) -> nn.Sequential:
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise InvalidInput(f"An image has a shape of (channels, height, width), got {tuple(shape)}.")
     mirrored = copy.deepcopy(model)
+    x = torch.zeros(1, *shape).to(next(model.parameters()))
     image: tuple[int, ...] | None = tuple(shape)
     with torch.no_grad():
-        x = torch.zeros(1, *shape).to(next(model.parameters()))
         for k, layer in enumerate(mirrored):
-            x, before = layer(x), tuple(x.shape[1:])
+            path, before = f"Layer {k}", tuple(x.shape[1:])
+            try:
+                x = layer(x)
+            except RuntimeError as error:
+                raise InvalidInput(f"{path}: {layer!r} does not take {before}, of images {tuple(shape)}.") from error
             if type(layer) is nn.Linear:
+                if len(before) != 1:
+                    raise UnsupportedModule(f"{path}: a Linear of a mirror image needs a Flatten before it.")
                 if image is not None:
                     layer.weight.copy_(layer.weight.unflatten(1, image).flip(-1).flatten(1))
                 image = None
             elif type(layer) in (nn.Conv2d, nn.AvgPool2d):
-                _require_symmetric(layer, before[-1], f"Layer {k}")
+                _require_symmetric(layer, before[-1], path)
                 if isinstance(layer, nn.Conv2d):
                     layer.weight.copy_(layer.weight.flip(-1))
             else:
-                _kept(layer, f"Layer {k}", before_weights=True)
+                _kept(layer, path, before_weights=True)
             image = tuple(x.shape[1:]) if x.dim() == 4 else image
     return mirrored
 
