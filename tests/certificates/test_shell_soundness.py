@@ -96,7 +96,7 @@ class TestRadii:
         network = KINDS["dense"](TANH, seeded(1))
         x = torch.randn(20, 4, dtype=F64)
         full = certify(network, x, method="local")
-        monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", 1)
+        at_most(monkeypatch, 1, 1)
         bare = certify(network, x, method="local")
         assert bool((bare.radius <= full.radius * (1 + 1e-9)).all())
         assert not bool(pgd(network, x, bare.label, 0.999 * bare.radius, steps=20, restarts=2).broken.any())
@@ -187,13 +187,13 @@ class TestFront:
     def test_starts_at_the_first_block_that_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         network = KINDS["nearly linear"](TANH, seeded(0))
         starts = []
-        for size in (10_000, 45, 44, 42, 41):
-            monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", size)
+        for size, behind in ((10_000, 1), (45, 45), (44, 44), (42, 42), (41, 41), (1, 10_000), (1, 44)):
+            at_most(monkeypatch, size, behind)
             starts.append(Bounded.at(network, torch.zeros(1, 5, dtype=F64), T[:1]).layers.jacobians_from)
-        assert starts == [0, 0, 2, 2, None]
+        assert starts == [0, 0, 2, 2, None, 1, 2]
 
     def test_is_not_formed_where_its_squares_would_overflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", 44)
+        at_most(monkeypatch, 44, 44)
         network = KINDS["nearly linear"](TANH, seeded(0))
         first, *rest = network.blocks
         assert isinstance(first, Block)
@@ -210,6 +210,12 @@ class TestFront:
         behind = bounded.change_one_by_one(replace(bounded.layers, jacobians_from=1)).linear
         assert bool((behind <= without * (1 + 1e-9)).all())
         assert float((behind / without).median()) < 0.8
+
+
+def at_most(monkeypatch: pytest.MonkeyPatch, size: int, behind: int) -> None:
+    """Form Jacobians up to these sizes alone."""
+    monkeypatch.setattr("curvcert.certificates.shell.layers.JACOBIAN_ELEMENTS", size)
+    monkeypatch.setattr("curvcert.certificates.shell.layers.BEHIND_WIDER_LAYERS", behind)
 
 
 def true_jacobians(network: Network, x: Tensor, k: int) -> Tensor:

@@ -35,8 +35,11 @@ from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
 from curvcert.rounding import gamma, inflate
 
-JACOBIAN_ELEMENTS = 2**22
+JACOBIAN_ELEMENTS = 2**20
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
+
+BEHIND_WIDER_LAYERS = 2**22
+"""The same behind layers with more neurons than inputs, as convolutions have: there it is worth its time."""
 
 _LARGEST = 1e100
 """A product of maps is formed only where its norm cannot reach this: squares must not overflow."""
@@ -264,4 +267,7 @@ def _jacobians_fit(network: Network, start: int) -> bool:
         return False
     sizes = [math.prod(block.out_shape) for block in blocks[:-1]]
     sizes += [block.W.out_size for block in blocks if isinstance(block, Block)]
-    return max(sizes, default=1) * _columns(network, start) <= JACOBIAN_ELEMENTS
+    inputs, front = math.prod(network.in_shape), network.blocks[:start]
+    wider = any(isinstance(block, Block) and block.W.out_size > inputs for block in front)
+    most = BEHIND_WIDER_LAYERS if wider else JACOBIAN_ELEMENTS
+    return max(sizes, default=1) * _columns(network, start) <= most
