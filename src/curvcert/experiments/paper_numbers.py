@@ -18,7 +18,7 @@ TABLE_1: dict[tuple[str, str], tuple[float, float, float, float]] = {
 """Model and method; clean accuracy, and certified at 36/255, 72/255 and 108/255, in percent."""
 
 LOT_XS = (75.5, 63.4, 49.2, 36.1)
-"""A 1-Lipschitz network of 1.6 million parameters, in the same columns; the first two of Prach and others, CVPR 2024."""
+"""A 1-Lipschitz network of 1.6 million parameters, in the same columns; the first two: Prach and others, CVPR 2024."""
 
 ATTACKS_6F: dict[str, Any] = {
     "clean": 56.19,

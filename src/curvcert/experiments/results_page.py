@@ -159,9 +159,9 @@ def _beyond(record: Record | None) -> str:
     table = _table(("model", "parameters", "seed", "clean", *RADII, "above at all three radii"), lines)
     return (
         "Beyond the paper's architectures, beside LOT-XS, a 1-Lipschitz network of 1.6 million parameters that was "
-        "trained for 24 hours (Prach and others, CVPR 2024, who report its clean accuracy and that at 36/255; we do not "
-        "know the first source of the other two): our 6C2F with its logits for the mirrored image added, which uses its "
-        "weights twice."
+        "trained for 24 hours (Prach and others, CVPR 2024, who report its clean accuracy and that at 36/255; we do "
+        "not know the first source of the other two): our 6C2F with its logits for the mirrored image added, which "
+        "uses its weights twice."
         f"{ceiling}\n\n{table}"
     )
 
