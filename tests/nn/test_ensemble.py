@@ -67,7 +67,9 @@ def test_grouped_strided_and_pooled_layers() -> None:
 def test_members_are_left_alone_and_copied() -> None:
     models = members("digits", 2)
     before = [p.clone() for model in models for p in model.parameters()]
+    state = torch.get_rng_state()
     together = cnn.side_by_side(models)
+    assert torch.equal(state, torch.get_rng_state())
     with torch.no_grad():
         for p in together.parameters():
             p.zero_()

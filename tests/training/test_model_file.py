@@ -65,8 +65,9 @@ def test_the_bytes_depend_on_the_weights_alone(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_the_random_state_is_left_alone(tmp_path: Path) -> None:
-    save_model(tmp_path / "m", model(), RECIPE)
+@pytest.mark.parametrize("mirror", [False, True])
+def test_the_random_state_is_left_alone(tmp_path: Path, mirror: bool) -> None:
+    save_model(tmp_path / "m", model(), replace(RECIPE, mirror=mirror))
     before = torch.get_rng_state()
     load_model(tmp_path / "m")
     assert torch.equal(before, torch.get_rng_state())

@@ -51,7 +51,7 @@ def side_by_side(models: Sequence[nn.Sequential]) -> nn.Sequential:
     if len(weighted) < 2 or type(columns[-1][0]) is not nn.Linear:
         raise InvalidInput("Models side by side have two layers with weights or more, and a Linear as the last layer.")
     found: list[nn.Module] = []
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # New layers draw weights, which are then overwritten.
         for k, layers in enumerate(columns):
             _require_alike(layers, f"Layer {k}")
             if k == weighted[0]:

@@ -286,7 +286,7 @@ def make_model(recipe: Recipe, data: LabelledImages) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = architecture(recipe.architecture, recipe.activation, mean)
-        finished(model, recipe)  # One without a mirror image is refused now, not after hours.
+    finished(model, recipe)  # One without a mirror image is refused now, not after hours.
     return model
 
 
