@@ -95,3 +95,17 @@ def test_a_run_learns() -> None:
             tally = trainer.read_tally()
             first = first or tally
     assert tally["accuracy"] > max(0.7, first["accuracy"])
+
+
+def test_of_a_stack_every_matrix_has_a_step_of_its_own() -> None:
+    generator = torch.Generator().manual_seed(2)
+    start, gradient = (torch.randn(3, 4, 5, generator=generator) for _ in range(2))
+    gradient[1] *= 1e4
+    stack, rate = nn.Parameter(start.clone()), torch.tensor(0.1)
+    stack.grad = gradient
+    Muon([stack], rate).step()
+    for k in range(3):
+        alone = nn.Parameter(start[k].clone())
+        alone.grad = gradient[k].clone()
+        Muon([alone], rate).step()
+        torch.testing.assert_close(stack[k], alone)

@@ -14,6 +14,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.losses.chain_constants import BlockBound, ChainConstants, as_chain
 from curvcert.losses.contraction_constants import ContractionConstants, as_sll_stack
+from curvcert.losses.orthogonal_constants import OrthogonalConstants
 from curvcert.network import LiveNetwork, Network
 from curvcert.operators.estimates import NormEstimates
 
@@ -141,9 +142,7 @@ class Constants(nn.Module):
             steps: power-iteration steps at each call.
         """
         super().__init__()
-        self._network = LiveNetwork(model, example_input)
-        self._network().require_smooth()
-        self.source = _source(model, self._network, example_input, block_bound, steps)
+        self.source = _source(model, example_input, block_bound, steps)
 
     def restart(self) -> None:
         """Put all singular vectors back to their fixed start."""
@@ -156,9 +155,17 @@ class Constants(nn.Module):
 
 
 def _source(
-    model: nn.Module, network: LiveNetwork, example_input: Tensor, block_bound: BlockBound, steps: int
-) -> ChainConstants | ContractionConstants | GeneralConstants:
-    """Return what estimates the constants fastest: a plain chain and a stack of SLL layers have rules of their own."""
+    model: nn.Module, example_input: Tensor, block_bound: BlockBound, steps: int
+) -> OrthogonalConstants | ChainConstants | ContractionConstants | GeneralConstants:
+    """Return what estimates the constants fastest: plain chains and stacks of certain layers have rules of their own.
+
+    Orthogonal layers alone may do without a curvature.
+    """
+    orthogonal = OrthogonalConstants.of(model)
+    if orthogonal is not None:
+        return orthogonal
+    network = LiveNetwork(model, example_input)
+    network().require_smooth()
     chain = as_chain(network()) if network.fixed else None
     if chain is not None:
         return ChainConstants(chain, block_bound, steps)

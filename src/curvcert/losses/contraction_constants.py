@@ -68,7 +68,7 @@ def as_sll_stack(model: nn.Module, example_input: Tensor) -> SLLStack | None:
     >>> as_sll_stack(nn.Sequential(nn.Tanh(), nn.Linear(2, 2)), torch.zeros(1, 2)) is None
     True
     """
-    *inner, last = _leaves(model)
+    *inner, last = leaves(model)
     if not isinstance(last, nn.Linear | UnitRowLinear) or type(last) not in (nn.Linear, UnitRowLinear):
         return None
     if any(type(module) not in (SLLDense, SLLConv2d, Normalise, *_ISOMETRIES) for module in inner):
@@ -90,13 +90,13 @@ def as_sll_stack(model: nn.Module, example_input: Tensor) -> SLLStack | None:
     )
 
 
-def _leaves(model: nn.Module) -> Iterator[nn.Module]:
+def leaves(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of nested `nn.Sequential`s in their order; the module itself if it is none."""
     if type(model) is not nn.Sequential:
         yield model
         return
     for module in model:
-        yield from _leaves(module)
+        yield from leaves(module)
 
 
 def _fixed_norm(module: nn.Module) -> float:

@@ -5,7 +5,8 @@ order (Jordan et al., 2024; Bernstein and Newhouse, 2024).  A loss with certific
 layer, so this is the geometry to descend in: no direction of a step spends more norm than the others.
 
 The step is that of :math:`U V^T` for the momentum's :math:`U S V^T`, found by the Newton-Schulz iteration that they
-give, which needs products only.  Kernels of convolutions are matrices of outputs by the rest.
+give, which needs products only.  Kernels of convolutions are matrices of outputs by the rest; a weight of three
+dimensions is a stack of matrices, each with a step of its own.
 """
 
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
-    X: Tensor = wide / (torch.linalg.matrix_norm(wide) + 1e-7)
+    X: Tensor = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
     for _ in range(_STEPS):
         gram = X @ X.mT
         X = a * X + (b * gram + c * (gram @ gram)) @ X
@@ -70,8 +71,9 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum"] = torch.zeros_like(weight)
         average = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
-        step = orthogonalised(weight.grad.lerp(average, MOMENTUM).flatten(1))
-        tall = max(1.0, step.shape[0] / step.shape[1]) ** 0.5
+        gradient = weight.grad.lerp(average, MOMENTUM)
+        step = orthogonalised(gradient if gradient.dim() == 3 else gradient.flatten(1))
+        tall = max(1.0, step.shape[-2] / step.shape[-1]) ** 0.5
         if decay:
             weight.mul_(1 - decay * rate)
         weight.sub_((tall * rate * step).view_as(weight))

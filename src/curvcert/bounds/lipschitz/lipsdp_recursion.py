@@ -37,6 +37,8 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
 _WORKABLE = 1e-60
 """Slopes beyond this or its inverse are left to the multiple of the identity: their squares could underflow."""
 
+_NOTHING_TO_GAIN = "the slopes leave nothing to gain"
+
 
 @dataclass(frozen=True, eq=False)
 class Metric:
@@ -62,6 +64,15 @@ def reason_to_skip_lipsdp(problem: Problem) -> str | None:
         if block.is_residual:
             return "lipsdp-recursion: residual blocks are not covered"
     return None
+
+
+def _gains(block: Block) -> bool:
+    """Tell whether a matrix says more of the activations than a multiple of the identity does.
+
+    Slopes about a centre near 0, or a single slope, leave nothing to gain.
+    """
+    alpha, beta = block.activation.slope
+    return beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta
 
 
 def lipsdp_recursion_bound(problem: Problem) -> Bound:
@@ -118,7 +129,9 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     steepest = max(abs(alpha), abs(beta))
     fits = _has_room_for_gram(W, problem.norms) if metric.matrix is None else has_room(W, problem.norms)
     note = "the next layer is over the memory budget" if fits else "over the memory budget"
-    if not fits or (metric.matrix is None and not wanted):
+    if fits and wanted and not _gains(block):
+        note = _NOTHING_TO_GAIN
+    if not fits or (metric.matrix is None and not (wanted and _gains(block))):
         constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
         if isinstance(block.G, Identity):
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
@@ -126,12 +139,10 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     S, error = congruence(W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
-    if not wanted:
+    if not wanted or not _gains(block):
         return Metric(scale, note=note)
-    # Slopes about a centre near 0, or a single slope, leave nothing for the matrix to gain.
-    gains = beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta
-    if not gains or not _WORKABLE < beta < 1 / _WORKABLE:
-        return Metric(scale, note="the slopes leave nothing to gain")
+    if not _WORKABLE < beta < 1 / _WORKABLE:
+        return Metric(scale, note=_NOTHING_TO_GAIN)
     matrix = _schur_step(S, error, largest, alpha, beta)
     return Metric(scale, matrix, note="not verified" if matrix is None else "")
 
