@@ -54,6 +54,12 @@ def test_no_weights_give_a_norm_above_one(scale: float, kind: str) -> None:
     assert float(torch.linalg.matrix_norm(found, 2)) <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_the_size_of_the_weights_does_not_matter_in_float32_either(scale: float) -> None:
+    weight = (0.2 * randn(6, 9) + torch.eye(6, 9, dtype=F64)).float()
+    torch.testing.assert_close(orthogonal_factor(scale * weight), orthogonal_factor(weight), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("channels", [1, 4, 9, 13])
 def test_a_shift_and_a_matrix_are_one_convolution(channels: int) -> None:
     Q, x = randn(5, channels), randn(2, channels, 4, 3, seed=1)
@@ -73,6 +79,15 @@ def test_a_trace_is_its_model_and_a_layer_its_formula() -> None:
     swapped = torch.stack([x[:, 1].roll(1, 2), -x[:, 0]], dim=1)  # The second channel comes from the left.
     expected = torch.stack([swapped[:, 0].abs(), (swapped[:, 1] - 0.5).abs() - 0.5], dim=1)
     torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 3), (5, 2)])
+def test_a_trace_is_its_model_where_neighbours_coincide(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model, x = cnn.OrthogonalStack(11, 2).double().eval(), randn(2, 11, *size)
+    network = curvcert.trace(model, x)
+    torch.testing.assert_close(network(x), model(x), atol=1e-12, rtol=0)
+    assert float(curvcert.lipschitz(network)) <= 1 + 1e-6
 
 
 def test_one_is_proven_and_the_square_root_of_two_for_pairs() -> None:
@@ -135,11 +150,11 @@ def test_the_gradient_in_training_is_that_of_the_factor(layer: cnn.OrthonormalLi
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"folds in place of an activation, got 'gelu'. Leave the activation out"):
         cnn.architecture("OrthoFold", "gelu")
-    with pytest.raises(InvalidInput, match="positive sizes, got 0 channels"):
+    with pytest.raises(InvalidInput, match="a positive integer for channels, got 0"):
         cnn.OrthogonalStack(0, 1)
-    with pytest.raises(InvalidInput, match="positive sizes"):
+    with pytest.raises(InvalidInput, match="a positive integer for"):
         cnn.OrthogonalDownsample(1, 0)
-    with pytest.raises(InvalidInput, match="positive sizes"):
+    with pytest.raises(InvalidInput, match="a positive integer for"):
         cnn.OrthonormalLinear(0, 1)
     with pytest.raises(InvalidInput, match="expects images of 4 channels"):
         curvcert.trace(cnn.OrthogonalStack(4, 1).eval(), torch.zeros(1, 3, 4, 4))

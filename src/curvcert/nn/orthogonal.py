@@ -15,9 +15,9 @@ singular value of W (the eighth power of which is one of the summands of :math:`
 any number of steps, and Q tends to the orthogonal factor of W, the nearest orthogonal matrix.  A certificate takes
 none of this on trust: it bounds the norm of every matrix that it finds.
 
-In training mode a forward pass puts Q in the place of W.  That changes no output, and keeps the weights where the
-gradient is simple: at an orthonormal W the derivative of Q is the projection to the tangent space,
-:math:`G \mapsto G - \tfrac12 (G Q^T + Q G^T) Q` (for as many columns as rows, or more).
+In training mode a forward pass puts Q in the place of W.  Where the steps sufficed, Q is its own factor, and no output
+changes.  The weights stay where the gradient is simple: at an orthonormal W the derivative of Q is the projection to
+the tangent space, :math:`G \mapsto G - \tfrac12 (G Q^T + Q G^T) Q` (for as many columns as rows, or more).
 """
 
 from typing import Any
@@ -31,6 +31,7 @@ from curvcert.activations import leaky_relu
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
 from curvcert.network.lowering import Value
+from curvcert.nn.sll import require_positive
 from curvcert.operators import Conv2d, Dense
 
 STEPS = 8
@@ -54,8 +55,10 @@ def orthogonal_factor(weight: Float[Tensor, "*batch rows columns"]) -> Float[Ten
     """
     if weight.shape[-2] > weight.shape[-1]:
         return orthogonal_factor(weight.mT).mT
-    gram = weight @ weight.mT
-    X: Tensor = weight * (torch.linalg.matrix_norm(gram @ gram, keepdim=True) + _TINY) ** -0.25
+    # The size of the weights cancels; without it powers of them neither overflow nor vanish.
+    scaled = weight / weight.detach().abs().amax(dim=(-2, -1), keepdim=True).clamp(min=_TINY)
+    gram = scaled @ scaled.mT
+    X: Tensor = scaled * (torch.linalg.matrix_norm(gram @ gram, keepdim=True) + _TINY) ** -0.25
     for _ in range(STEPS):
         X = 1.5 * X - 0.5 * (X @ X.mT) @ X
     return X
@@ -107,8 +110,7 @@ class OrthogonalStack(_Orthogonal):
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
-        if min(channels, depth) < 1:
-            raise InvalidInput(f"OrthogonalStack needs positive sizes, got {channels} channels and a depth of {depth}.")
+        require_positive(self, channels=channels, depth=depth)
         self.channels, self.depth = channels, depth
         self.weight = nn.Parameter(torch.empty(depth, channels, channels))
         self.bias = nn.Parameter(_folds(channels).repeat(depth, 1))
@@ -139,8 +141,7 @@ class OrthogonalDownsample(_Orthogonal):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        if min(in_channels, out_channels) < 1:
-            raise InvalidInput(f"OrthogonalDownsample needs positive sizes, got {in_channels} and {out_channels}.")
+        require_positive(self, in_channels=in_channels, out_channels=out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, 4 * in_channels))
         self.bias = nn.Parameter(_folds(out_channels))
@@ -170,8 +171,7 @@ class OrthonormalLinear(_Orthogonal):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
-        if min(in_features, out_features) < 1:
-            raise InvalidInput(f"OrthonormalLinear needs positive sizes, got {in_features} and {out_features}.")
+        require_positive(self, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features))

@@ -71,7 +71,7 @@ class SLLDense(nn.Module):
     def __init__(self, features: int, hidden: int | None = None, activation: ActivationChoice = nn.Tanh) -> None:
         super().__init__()
         self.features, self.hidden = features, features if hidden is None else hidden
-        _require_positive(self, features=self.features, hidden=self.hidden)
+        require_positive(self, features=self.features, hidden=self.hidden)
         self.activation = _contractive(make_activation(activation), type(self).__name__)
         self.weight = nn.Parameter(torch.empty(self.hidden, self.features))
         self.bias = nn.Parameter(torch.empty(self.hidden))
@@ -128,7 +128,7 @@ class SLLConv2d(nn.Module):
         self.channels, self.hidden_channels = channels, channels if hidden_channels is None else hidden_channels
         self.kernel_size = kernel_size
         sizes = {"channels": channels, "hidden_channels": self.hidden_channels, "kernel_size": kernel_size}
-        _require_positive(self, **sizes)
+        require_positive(self, **sizes)
         self.padding = kernel_size // 2 if padding is None else padding
         if not 0 <= self.padding < kernel_size:
             raise InvalidInput(f"SLLConv2d needs a padding from 0 to kernel_size - 1, got {self.padding}.")
@@ -203,7 +203,8 @@ def _contractive(activation: nn.Module, owner: str) -> nn.Module:
     return activation
 
 
-def _require_positive(module: nn.Module, **sizes: int) -> None:
+def require_positive(module: nn.Module, **sizes: int) -> None:
+    """Raise unless every size of a layer is a positive integer."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidInput(f"{type(module).__name__} needs a positive integer for {name}, got {size!r}.")

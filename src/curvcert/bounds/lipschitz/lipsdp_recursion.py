@@ -129,9 +129,10 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     steepest = max(abs(alpha), abs(beta))
     fits = _has_room_for_gram(W, problem.norms) if metric.matrix is None else has_room(W, problem.norms)
     note = "the next layer is over the memory budget" if fits else "over the memory budget"
-    if fits and wanted and not _gains(block):
+    useful = wanted and _gains(block)
+    if fits and wanted and not useful:
         note = _NOTHING_TO_GAIN
-    if not fits or (metric.matrix is None and not (wanted and _gains(block))):
+    if not fits or (metric.matrix is None and not useful):
         constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
         if isinstance(block.G, Identity):
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
@@ -139,7 +140,7 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     S, error = congruence(W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
-    if not wanted or not _gains(block):
+    if not useful:
         return Metric(scale, note=note)
     if not _WORKABLE < beta < 1 / _WORKABLE:
         return Metric(scale, note=_NOTHING_TO_GAIN)
