@@ -122,7 +122,7 @@ def _table1(record: Record | None) -> str:
         "6C2F, for an epsilon of 0.1, and an OrthoFold, trained at too large a rate, by its margins alone; both had "
         "less at 36/255 than 6C2F beside its mirror image. The weights of 6F are too large to be kept, and were "
         "trained anew by the same recipes when its rows were made again. Those shown are the last; ours before them "
-        "had certified up to 0.4 more.\n\n"
+        "had certified a little more.\n\n"
         "Our baselines are trained for fewer epochs than the paper's 1,000, at larger rates, and CCRC on 6C2F by Muon, "
         "as ours. Where their clean accuracy is lower, that is a likely reason. Three are well below: CCRC on 6C2F, "
         "and CRM on 6C2F and on 6F. Of CCRC on 6C2F the accuracy on the augmented training images stayed under the 60% "
