@@ -12,7 +12,7 @@ from torch import nn
 from curvcert.activations import TANH
 from curvcert.attacks import Attack, pgd
 from curvcert.bounds.curvature import Compositional, curvature
-from curvcert.certificates import Certificate, certify, with_search
+from curvcert.certificates import Certificate, certify, pointwise, with_search
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.network import Affine, Block, Network, trace
@@ -252,11 +252,25 @@ class TestBadInput:
         with pytest.raises(UnsupportedActivation):
             certify(network, x, y, method="unrolled")
 
+    @pytest.mark.parametrize(("activation", "method"), [(nn.ReLU, "auto"), (nn.Tanh, "lipschitz")])
+    def test_no_gradient_is_computed_for_lipschitz_certificates(self, activation, method, monkeypatch) -> None:
+        network = planar(activation)
+        x, y = blobs(10)
+        before = certify(network, x, y, method=method)
+        monkeypatch.setattr(pointwise, "carry_gradients", _refuse)
+        assert torch.equal(certify(network, x, y, method=method).radius, before.radius)
+        with pytest.raises(AssertionError, match="a gradient was computed"):
+            certify(planar(nn.Tanh), x, y)
+
     def test_nothing_is_printed_or_warned_without_reason(self) -> None:
         network, _ = digits_network()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             certify(network, torch.full((1, 1, 8, 8), 0.5), box=(0, 1))
+
+
+def _refuse(*arguments: object) -> None:
+    raise AssertionError("a gradient was computed")
 
 
 def test_the_jump_of_torchs_softplus_is_charged_to_the_margin() -> None:

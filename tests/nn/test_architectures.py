@@ -16,7 +16,7 @@ PARAMETERS = {
     "6F": 3_902_858,
     "6C2F": 733_866,
     "Lip-3C1F": 1_000_863,
-    "OrthoFold": 1_536_218,
+    "OrthoFold": 1_545_738,
     "MNIST-3F": 89_610,
     "MNIST-4F": 99_710,
     "MNIST-5F": 109_810,

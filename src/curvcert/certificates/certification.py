@@ -266,9 +266,11 @@ def _within_memory(request: Certifier, x: Tensor, y: Tensor | None) -> list[Cert
 @torch.no_grad()
 def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certificate:
     inside = _inside(request.box, x)
-    points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, request.deviations)
-    L, K = request.constants.L[points.label], request.constants.K[points.label]
     L_name, K_name = request.constants.names
+    # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
+    useful = bool(K_name) or request.layers is not None
+    points = evaluate_points(request.network, x, y, request.p, request.pairs.norms, request.deviations, useful)
+    L, K = request.constants.L[points.label], request.constants.K[points.label]
     radii = {name: value for name, value in _pair_radii(points, L, K).items() if not bool(value.isnan().all())}
     labels = {"lipschitz": L_name, "curvature": K_name, "combined": f"{K_name} with {L_name}"}
     labels |= {"local": "local", "line": "line"}

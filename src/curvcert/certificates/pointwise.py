@@ -19,7 +19,7 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of
 class Pointwise:
     """For each sample and class i: the margin f_y - f_i, rounded down, and ||grad (f_i - f_y)||, rounded up.
 
-    `gradient` holds the computed gradients of f_i - f_y, None where there are none.
+    `gradient` holds the computed gradients of f_i - f_y, None where there are none; their norms are inf then.
     """
 
     logits: Tensor
@@ -31,9 +31,15 @@ class Pointwise:
 
 
 def evaluate_points(
-    network: Network, x: Tensor, y: Tensor | None, p: float, norms: NormBounds, deviations: Tensor
+    network: Network,
+    x: Tensor,
+    y: Tensor | None,
+    p: float,
+    norms: NormBounds,
+    deviations: Tensor,
+    gradients: bool = True,
 ) -> Pointwise:
-    """Evaluate a batch: one forward pass, and one Jacobian for all pairs of classes.
+    """Evaluate a batch: one forward pass, and, if gradients are asked for, one Jacobian for all pairs of classes.
 
     `deviations` is what each pair's margin loses for the module's own departure from the network.
     """
@@ -48,7 +54,9 @@ def evaluate_points(
     margin = gap - inflate(lost, gamma(4))
     margin = margin.scatter(1, label[:, None], torch.inf)
     correct = margin.amin(dim=1) > 0
-    norm, gradient = _gradient_norms(problem, carry_point(problem, evaluation), label)
+    norm, gradient = torch.full_like(margin, torch.inf), None
+    if gradients:
+        norm, gradient = _gradient_norms(problem, carry_point(problem, evaluation), label)
     return Pointwise(logits, label, correct, margin, norm, gradient)
 
 
