@@ -1,6 +1,7 @@
 """Orthogonal layers: 1-Lipschitz whatever the weights, searched for in vain and proven; gradients keep their norms."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ import curvcert
 import curvcert.nn as cnn
 from curvcert.attacks import pgd
 from curvcert.errors import InvalidInput
-from curvcert.nn.orthogonal import _kernel, _shifted, orthogonal_factor
+from curvcert.network import Block, Network
+from curvcert.network.network_file import network_digest
+from curvcert.nn.orthogonal import _shifted, orthogonal_factor
+from curvcert.operators import Composition
+from curvcert.operators.channel_shift import ChannelShift
 
 F64 = torch.float64
 
@@ -61,11 +66,13 @@ def test_the_size_of_the_weights_does_not_matter_in_float32_either(scale: float)
 
 
 @pytest.mark.parametrize("channels", [1, 4, 9, 13])
-def test_a_shift_and_a_matrix_are_one_convolution(channels: int) -> None:
-    Q, x = randn(5, channels), randn(2, channels, 4, 3, seed=1)
-    shifted = torch.nn.functional.linear(_shifted(x.permute(0, 2, 3, 1)), Q).permute(0, 3, 1, 2)
-    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
-    torch.testing.assert_close(torch.nn.functional.conv2d(padded, _kernel(Q)), shifted)
+def test_a_layer_is_traced_to_its_matrix_after_its_shift(channels: int) -> None:
+    layer, x = cnn.OrthogonalStack(channels, 1).double().eval(), randn(2, channels, 4, 3, seed=1)
+    (Q,) = layer.effective().detach()
+    expected = torch.nn.functional.linear(_shifted(x.permute(0, 2, 3, 1)), Q).permute(0, 3, 1, 2)
+    block = curvcert.trace(layer, x).blocks[0]
+    assert isinstance(block, Block)
+    torch.testing.assert_close(block.W.apply(x), expected)
 
 
 def test_a_trace_is_its_model_and_a_layer_its_formula() -> None:
@@ -79,6 +86,14 @@ def test_a_trace_is_its_model_and_a_layer_its_formula() -> None:
     swapped = torch.stack([x[:, 1].roll(1, 2), -x[:, 0]], dim=1)  # The second channel comes from the left.
     expected = torch.stack([swapped[:, 0].abs(), (swapped[:, 1] - 0.5).abs() - 0.5], dim=1)
     torch.testing.assert_close(layer(x), expected)
+
+
+def test_a_network_file_tells_shifts_apart() -> None:
+    x = torch.zeros(1, 4, 3, 3, dtype=F64)
+    blocks = curvcert.trace(cnn.OrthogonalStack(4, 1).double().eval(), x).blocks
+    other = Composition((blocks[0].W.factors[0], ChannelShift((4, 3, 3), ((4, 0, 1),))))
+    digests = {network_digest(Network((replace(blocks[0], W=W), *blocks[1:]))) for W in (blocks[0].W, other)}
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 3), (5, 2)])

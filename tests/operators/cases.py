@@ -19,6 +19,7 @@ from curvcert.operators import (
     Zero,
     batch_norm_in_eval,
 )
+from curvcert.operators.channel_shift import ChannelShift
 from curvcert.operators.permutation import Permutation
 
 F64 = torch.float64
@@ -50,6 +51,13 @@ def conv_chain() -> AbstractLinearMap:
     first = Conv2d(randn(4, 2, 3, 3), (2, 6, 6), padding=((1, 1), (1, 1)))
     second = Conv2d(randn(3, 4, 4, 4, seed=1), (4, 6, 6), stride=(2, 2), padding=((1, 1), (1, 1)))
     return Dense(randn(5, 27, seed=2)) @ Reshape((3, 3, 3), (27,)) @ second @ (0.5 * first)
+
+
+def isometries() -> AbstractLinearMap:
+    mixing = torch.linalg.qr(randn(4, 4)).Q[:, :, None, None]
+    padding = torch.eye(4, 2, dtype=F64)[:, :, None, None]
+    shift = ChannelShift((4, 3, 3), ((1, 0, 0), (3, 1, 0)))
+    return Conv2d(mixing, (4, 3, 3)) @ shift @ Conv2d(padding, (2, 3, 3))
 
 
 CASES = [
@@ -91,6 +99,14 @@ CASES = [
     Case("reshape", lambda: Reshape((2, 3), (3, 2, 1))),
     Case("permutation", lambda: Permutation((2, 3, 2), (2, 0, 1))),
     Case("permuted conv", lambda: Permutation((3, 3, 4), (1, 2, 0)) @ Conv2d(randn(3, 2, 3, 3), (2, 5, 6))),
+    Case("conv of disjoint windows", lambda: Conv2d(randn(3, 2, 2, 3), (2, 5, 7), (2, 3))),
+    Case("conv of disjoint windows in groups", lambda: Conv2d(randn(4, 2, 2, 2), (4, 4, 6), (2, 2), groups=2)),
+    Case("channel shift", lambda: ChannelShift((4, 2, 3), ((1, 0, 0), (2, 1, -1), (1, 0, 1)))),
+    Case(
+        "mixed shift", lambda: Conv2d(randn(5, 2, 1, 1), (2, 3, 2)) @ ChannelShift((2, 3, 2), ((1, 0, 1), (1, -1, 0)))
+    ),
+    Case("shifted conv", lambda: ChannelShift((3, 3, 4), ((3, 1, 1),)) @ Conv2d(randn(3, 2, 3, 3), (2, 5, 6))),
+    Case("chain of isometries", isometries),
     Case("identity", lambda: Identity((2, 3))),
     Case("zero", lambda: Zero((3,), (2, 2))),
     Case("transposed conv", lambda: Conv2d(randn(3, 2, 4, 4), (2, 8, 8), (2, 2), ((1, 1), (1, 1))).T),

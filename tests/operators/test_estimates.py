@@ -24,7 +24,8 @@ def test_estimates_come_close_from_below(case: Case) -> None:
     estimate, bound = norm_estimate(op, steps=300), norm_upper_bound(op)
     assert isinstance(estimate, Estimate)
     assert not isinstance(estimate, Bound)
-    assert 0.95 * float(bound) - 1e-12 <= float(estimate) <= float(bound)
+    # Its own rounding may lift it an ulp or two above what is exact.
+    assert 0.95 * float(bound) - 1e-12 <= float(estimate) <= float(bound) * (1 + 1e-15)
 
 
 def test_the_gradient_is_the_singular_pair() -> None:

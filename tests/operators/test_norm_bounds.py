@@ -49,6 +49,17 @@ def svd_norm(op: AbstractLinearMap) -> float:
     return float(torch.linalg.svdvals(op.as_matrix()).amax())
 
 
+def test_a_product_of_norms_is_taken_where_it_is_attained_and_only_there() -> None:
+    def chain(least: float) -> AbstractLinearMap:
+        first, second = (torch.linalg.qr(randn(6, 6, seed=k)).Q for k in range(2))
+        return Dense(first * torch.linspace(least, 1.0, 6, dtype=F64)) @ Dense(second)
+
+    assert norm_upper_bound(chain(1.0)).method == "product of norms, attained"
+    found = norm_upper_bound(chain(0.99))
+    assert found.method == "matrix of the chain"
+    assert 1.0 <= float(found) < 1 + 1e-8
+
+
 def norm_from_below(matrix: Tensor, p: float, q: float, starts: int = 8) -> float:
     """Ascend ||Ax||_q over ||x||_p = 1 by Boyd's power method from several starts: a lower bound."""
     scale = float(matrix.abs().max()) or 1.0  # so that nothing underflows in the search itself

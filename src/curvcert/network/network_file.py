@@ -32,6 +32,7 @@ from curvcert.operators import (
     Transposed,
     Zero,
 )
+from curvcert.operators.channel_shift import ChannelShift
 from curvcert.operators.permutation import Permutation
 from curvcert.tensor_files import write_tensor_file
 
@@ -159,6 +160,11 @@ def _(op: AveragePool2d, weights: Weights) -> Description:
 @_map.register
 def _(op: Permutation, weights: Weights) -> Description:
     return {"map": "permutation", "in_shape": list(op.in_shape), "axes": list(op.axes)}
+
+
+@_map.register
+def _(op: ChannelShift, weights: Weights) -> Description:
+    return {"map": "channel_shift", "image_shape": list(op.in_shape), "groups": [list(group) for group in op.groups]}
 
 
 @_map.register(Identity | Zero | Reshape)

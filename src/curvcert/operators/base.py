@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -29,7 +29,11 @@ class AbstractLinearMap(ABC):
 
     A subclass is a frozen dataclass that gives the two shapes, dtype, device, and three methods:
     `_apply`, `_adjoint` (both on a batch) and `_matrix`, its slow and obvious meaning.
+
+    One that only puts coordinates into another order, or another shape, says so by `reorders`.
     """
+
+    reorders: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -196,6 +200,7 @@ class Identity(AbstractLinearMap):
     shape: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    reorders: ClassVar[bool] = True
 
     @property
     def in_shape(self) -> Shape:
@@ -252,6 +257,7 @@ class Reshape(AbstractLinearMap):
     target: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    reorders: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.in_size != self.out_size:

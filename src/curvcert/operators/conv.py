@@ -112,6 +112,18 @@ class Conv2d(AbstractLinearMap):
         return matrix.reshape(self.out_size, self.in_size)
 
 
+def overlaps(conv: Conv2d) -> bool:
+    """Tell whether two outputs may read the same pixel, or an output a pixel outside the image.
+
+    Where not, rows of different windows are orthogonal, and the norms are those of the kernel's matrix.
+
+    >>> [overlaps(Conv2d(torch.ones(1, 1, k, k), (1, 4, 4), (2, 2))) for k in (1, 2, 3)]
+    [False, False, True]
+    """
+    padded = any(any(side) for side in conv.padding)
+    return padded or any(e >= s for e, s in zip(conv.extent, conv.stride, strict=True))
+
+
 def folds(conv: Conv2d) -> bool:
     """Tell which way the adjoint goes: cuDNN's transposed convolutions are several times slower in float64."""
     return conv.device.type == "cuda" and conv.dtype == torch.float64 and conv.groups == 1

@@ -134,7 +134,7 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
         """Estimate the p -> q norm: 2 -> 2 by power iteration, others by norms of rows and columns."""
         if isinstance(op, Zero):
             return torch.zeros((), dtype=op.dtype, device=op.device)
-        if isinstance(op, Identity | Reshape) and p == q:
+        if op.reorders and p == q:
             return torch.ones((), dtype=op.dtype, device=op.device)
         if isinstance(op, Scaled):
             return abs(op.factor) * self.norm(op.map, p, q)

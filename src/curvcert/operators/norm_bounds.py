@@ -28,7 +28,7 @@ from curvcert.operators.base import (
     structure,
     weights,
 )
-from curvcert.operators.conv import Conv2d
+from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
@@ -44,6 +44,9 @@ MEMORY_BUDGET = 4 * 2**30
 
 _EXPLICIT_WORK = 2**36
 """A convolution is made explicit if its Gram matrix takes at most this many multiplications."""
+
+_ATTAINED = 1e-6
+"""A product of norms that is reached to within this share is not refined."""
 
 Measured = tuple[Tensor, str]
 """A norm's upper bound and the name of the method that proved it."""
@@ -269,6 +272,9 @@ def _(op: AveragePool2d, norms: NormBounds) -> Measured:
 
 @spectral_norm_upper_bound.register
 def _(op: Conv2d, norms: NormBounds) -> Measured:
+    if not overlaps(op):
+        matrices = op.weight.flatten(1).unflatten(0, (op.groups, -1))
+        return spectral_norm_of_matrix_upper_bound(matrices), "matrix of the kernel"
     small, large = sorted((op.in_size, op.out_size))
     if small**2 * large <= _EXPLICIT_WORK and 8 * small * (large + 4 * small) <= norms.memory_budget:
         return spectral_norm_of_matrix_upper_bound(op.as_matrix()), "explicit matrix"
@@ -286,7 +292,13 @@ def _(op: Sum, norms: NormBounds) -> Measured:
 
 @spectral_norm_upper_bound.register
 def _(op: Composition, norms: NormBounds) -> Measured:
-    factors = op.factors
+    factors = _without_reordering_ends(op.factors)
+    if len(factors) < len(op.factors):
+        known = norms.bound(_product(factors))
+        return known.value, known.method
+    attained = _attained_product(op, norms)
+    if attained is not None:
+        return attained, "product of norms, attained"
     whole = norms.chain(op)
     if whole is not None:
         return whole, "matrix of the chain"
@@ -302,6 +314,27 @@ def _(op: Composition, norms: NormBounds) -> Measured:
         value = chains.middle_gram_norm_upper_bound(left, right, norms.quick_spectral)
         return value, "Gram matrices in the middle of the chain"
     return _best_split(factors, norms)
+
+
+def _without_reordering_ends(factors: tuple[AbstractLinearMap, ...]) -> tuple[AbstractLinearMap, ...]:
+    """Return a product's factors but those at its ends that only reorder coordinates: its norm is the same."""
+    while len(factors) > 1 and factors[0].reorders:
+        factors = factors[1:]
+    while len(factors) > 1 and factors[-1].reorders:
+        factors = factors[:-1]
+    return factors
+
+
+def _attained_product(op: Composition, norms: NormBounds) -> Tensor | None:
+    """Return the product of the factors' norms where a vector shows that the product of maps reaches it, or None.
+
+    Any vector shows it for maps that keep lengths, such as those of orthogonal layers.
+    """
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(op.in_shape, generator=random, dtype=op.dtype).to(op.device)
+    stretched = torch.linalg.vector_norm(op.apply(x)) / torch.linalg.vector_norm(x)  # inf where squares overflow
+    product = norms.quick_spectral(op)
+    return product if bool((product <= (1 + _ATTAINED) * stretched) & stretched.isfinite()) else None
 
 
 def _best_split(factors: tuple[AbstractLinearMap, ...], norms: NormBounds) -> Measured:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Permutation(AbstractLinearMap):
     axes: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    reorders: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if sorted(self.axes) != list(range(len(self.source))):

@@ -6,7 +6,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from curvcert.operators.base import AbstractLinearMap, Identity, Reshape, Scaled, Transposed, Zero
+from curvcert.operators.base import AbstractLinearMap, Composition, Identity, Reshape, Scaled, Transposed, Zero, compose
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import (
@@ -80,6 +80,16 @@ def _(op: Diagonal, r: float) -> Tensor:
 @row_norms_upper_bound.register
 def _(op: Scaled, r: float) -> Tensor:
     return inflate(abs(op.factor) * row_norms_upper_bound(op.map, r), 0.0)
+
+
+@row_norms_upper_bound.register
+def _(op: Composition, r: float) -> Tensor:
+    first, *inner, last = op.factors
+    if last.reorders:
+        return row_norms_upper_bound(compose(first, *inner), r)
+    if first.reorders:
+        return first.apply(row_norms_upper_bound(compose(*inner, last), r))
+    return row_norms_upper_bound.dispatch(object)(op, r)
 
 
 @row_norms_upper_bound.register
