@@ -23,10 +23,10 @@ class ChannelShift(AbstractLinearMap):
 
     `groups` holds (channels, down, right), for one group of neighbouring channels after the other.
 
-    >>> ChannelShift((2, 1, 3), ((1, 0, 0), (1, 0, 1))).apply(torch.tensor([[[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]]]))
-    tensor([[[1., 2., 3.]],
+    >>> ChannelShift((2, 1, 3), ((1, 0, 0), (1, 0, 1))).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 1, 3))
+    tensor([[[0., 1., 2.]],
     <BLANKLINE>
-            [[6., 4., 5.]]])
+            [[5., 3., 4.]]], dtype=torch.float64)
     """
 
     image_shape: Shape
