@@ -15,7 +15,7 @@ from curvcert.network import Block, Network
 from curvcert.network.network_file import network_digest
 from curvcert.nn.orthogonal import _shifted, orthogonal_factor
 from curvcert.operators import Composition
-from curvcert.operators.channel_shift import ChannelShift
+from curvcert.operators.permutation import ChannelShift
 
 F64 = torch.float64
 

@@ -19,8 +19,7 @@ from curvcert.operators import (
     Zero,
     batch_norm_in_eval,
 )
-from curvcert.operators.channel_shift import ChannelShift
-from curvcert.operators.permutation import Permutation
+from curvcert.operators.permutation import ChannelShift, Permutation
 
 F64 = torch.float64
 

@@ -32,8 +32,7 @@ from curvcert.operators import (
     Transposed,
     Zero,
 )
-from curvcert.operators.channel_shift import ChannelShift
-from curvcert.operators.permutation import Permutation
+from curvcert.operators.permutation import ChannelShift, Permutation
 from curvcert.tensor_files import write_tensor_file
 
 KIND, VERSION = "curvcert-network", 1

@@ -33,7 +33,7 @@ from curvcert.network import lower
 from curvcert.network.lowering import Value
 from curvcert.nn.sll import require_positive
 from curvcert.operators import Conv2d, Dense
-from curvcert.operators.channel_shift import ChannelShift
+from curvcert.operators.permutation import ChannelShift
 
 STEPS = 8
 """Steps towards the orthogonal factor: of 256 rows, singular values within a factor of 4 come within 1e-3 of 1."""
