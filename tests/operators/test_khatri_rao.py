@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curvcert.errors import InvalidInput
-from curvcert.operators import Conv2d, Dense, Diagonal, Identity, NormBounds
+from curvcert.operators import Conv2d, Dense, Diagonal, Identity, NormBounds, weighted
 from curvcert.operators.khatri_rao import conv_hadamard_norm_upper_bound
 from curvcert.operators.weighted import bilinear_upper_bound, congruent_eigenvalues, weighted_norm_upper_bound
 
@@ -165,7 +165,7 @@ def test_congruent_eigenvalues_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     B = B @ B.T
     zero = torch.zeros((), dtype=F64)
     whole = congruent_eigenvalues(B, zero, s)
-    monkeypatch.setattr("curvcert.operators.weighted._CHUNK_ELEMENTS", 16)
+    monkeypatch.setattr(weighted, "_CHUNK_ELEMENTS", 16)
     assert torch.equal(whole, congruent_eigenvalues(B, zero, s))
     exact = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :]).amax(dim=1)
     assert bool(((whole >= exact * (1 - 1e-14)) & (whole <= exact * (1 + 1e-9))).all())
