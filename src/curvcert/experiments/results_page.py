@@ -126,8 +126,8 @@ def _table1(record: Record | None) -> str:
         "as ours. Where their clean accuracy is lower, that is a likely reason. Three are well below: CCRC on 6C2F, "
         "and CRM on 6C2F and on 6F. Of CCRC on 6C2F the accuracy on the augmented training images stayed under the 60% "
         "from which the paper's rule raises the weight of the curvature, so that weight was at its floor to the end. "
-        "The paper does not tell CRM's weight; ours is 0.5, which costs clean accuracy. A smaller one does nothing: "
-        "with 0.25 on 6C2F and 0.3 on 6F, for 300 epochs, radii stayed near 0, and nothing was certified."
+        "The paper does not tell CRM's weight. Ours costs clean accuracy; the smaller ones that its recipes name do "
+        "nothing, and leave radii near 0."
     )
     more = (
         "All rows, of all 10,000 test images unless a row tells how many. PGD's column is what a search leaves: an "
