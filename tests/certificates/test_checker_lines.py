@@ -260,6 +260,10 @@ def test_zones_cover_the_ball(count) -> None:
             alpha = np.linspace(zone.low, zone.high, 50)
             across = r * np.sqrt(np.maximum(0.0, (1 - alpha / r) * (1 + alpha / r)))
             distance = np.hypot(alpha - zone.at, across)
-            assert zone.low <= zone.at <= zone.high and (across <= zone.width * (1 + 1e-15)).all()
+            assert zone.low <= zone.at <= zone.high
+            for share in (zone.peak(1.0, 0.3), zone.peak(-1.0, 0.0), zone.peak(0.0, 1.0), zone.peak(0.0, 0.0)):
+                width = [zone.width(float(a), share) for a in alpha]
+                assert (across <= np.array(width) * (1 + 1e-15)).all()
+                assert np.ptp(np.diff(width)) <= 1e-12 * r + 1e-140  # a straight line
             assert (distance <= zone.reach * (1 + 1e-15)).all()
             assert all(d * d <= zone.squared(float(a)) * (1 + 1e-15) for a, d in zip(alpha, distance, strict=True))

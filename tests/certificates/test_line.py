@@ -131,6 +131,23 @@ def test_zones_cover_the_ball_without_a_gap() -> None:
     assert all(bool(((low <= at) & (at <= high)).all()) for low, high, at in zones)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_zone_is_bounded_by_the_largest_value_in_it(seed: int) -> None:
+    n, generator = 200, seeded(seed)
+    r, at, slope, across, K = (torch.rand(n, dtype=F64, generator=generator) for _ in range(5))
+    low, high = torch.rand(2, n, dtype=F64, generator=generator).mul(2).sub(1).mul(r).sort(dim=0).values
+    high = torch.where(torch.arange(n) % 3 == 0, r, high)
+    at, slope, K = at * r, 2 * slope - 1, K * 10.0 ** (seed - 2)
+    zone, zero = line._Zone(low, high, at, r), torch.zeros(n, dtype=F64)
+    found = line._Seen(zero, (slope, slope), across, slope.abs(), zero).worst(zone, K)
+    alpha = low + (high - low) * torch.linspace(0, 1, 4001, dtype=F64)[:, None]
+    root = (r.square() - alpha.square()).clamp(min=0).sqrt()
+    truth = slope * (alpha - at) + across * root + 0.5 * K * (r.square() + at.square() - 2 * alpha * at)
+    assert bool((found >= truth.amax(dim=0)).all())
+    assert bool((found <= truth.amax(dim=0) + 2e-3 * r * (1 + K)).all())
+    assert float((found - truth.amax(dim=0)).median()) < 1e-6
+
+
 def test_a_zone_that_ends_before_its_point_is_bounded_by_the_lesser_slope() -> None:
     """From 0.2, with a slope between 1 and 3, F at 0.11 may be 0.09 less than there, or 0.27: the former counts."""
     low, high, at, r = torch.tensor([[0.1], [0.3], [0.2], [0.11]], dtype=F64)

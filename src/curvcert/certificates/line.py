@@ -12,8 +12,13 @@ so that from a point c = x + a e of the line, with :math:`p = \nabla F(c) \cdot 
     F(x + d) &\le F(c) + p (\alpha - a) + q |w| + \tfrac{\kappa}{2} \left((\alpha - a)^2 + |w|^2\right) \\
              &\le F(c) + p (\alpha - a) + q \sqrt{r^2 - \alpha^2} + \tfrac{\kappa}{2} (r^2 + a^2 - 2 \alpha a),
 
-which but for the root is linear in :math:`\alpha`.  Zones of :math:`\alpha`, each with its own c, cover the ball; where
-all of these bounds are negative, the class i stays below y up to r.  With a linear F along e and q = 0 the loss is
+which but for the root is linear in :math:`\alpha`.  The root is at most its tangent at any :math:`\beta` in the ball,
+
+.. math:: \sqrt{r^2 - \alpha^2} \le \frac{r^2 - \beta \alpha}{\sqrt{r^2 - \beta^2}},
+
+and with :math:`\beta` where the sum is largest in a zone of :math:`\alpha` nothing is lost: the largest value of this
+linear bound, at one of the zone's two ends, is the sum's own.  Zones, each with its own c, cover the ball; where all of
+these values are negative, the class i stays below y up to r.  With a linear F along e and q = 0 the loss is
 
 .. math:: \max_\alpha\, g \alpha + \tfrac{K}{2} (r^2 - \alpha^2) = g r \quad\text{if } K r \le g, \qquad
           \tfrac{g^2}{2K} + \tfrac{K}{2} r^2 \quad\text{otherwise},
@@ -28,7 +33,7 @@ within :math:`\delta` of the exact point, a zone also loses
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import torch
@@ -44,13 +49,10 @@ from curvcert.network.evaluation import evaluate_with_error
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 ZONES = 6
-"""Zones of the line: one about x, which also covers all that lies behind it, and equal ones up to r."""
+"""Zones of the line: one about x, half as long, which also covers all that lies behind it, and equal ones up to r."""
 
 CELLS = 64
 """Where no radii are given, they are sought among those that divide the linear limit into so many equal parts."""
-
-_FIRST = 1 / 12
-"""Where the first zone ends, as a share of r."""
 
 _FARTHEST = 72
 """The last of these radii: a line that bends down exceeds the linear limit."""
@@ -58,8 +60,14 @@ _FARTHEST = 72
 _LARGEST = 1e100
 """No radius beyond is sought, so that nothing overflows."""
 
+_AGAIN = 4
+"""How many times at most some more is tried from what was reached."""
+
+_INSIDE = 2.0**-20
+"""How far inside the ball, as a share of r, a tangent touches: at the very end it would stand upright."""
+
 _UNDERFLOW = 2.0**-500
-"""The root of what the squares of the least radii may lose."""
+"""More than what the products of the least radii may lose."""
 
 _CHUNK_ELEMENTS = 2**24
 """Numbers that the pairs in hand may take, on a processor."""
@@ -107,8 +115,7 @@ def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), l
     # What fails whatever the curvature is found out without balls, which cost most.
     place = _farthest(line, query, choice, curved=layers is None)
     if layers is not None:
-        search = _OverBalls(line, query, choice, layers)
-        place = search.farthest(search.farthest(place, weakest=True), weakest=False)
+        place = _over_balls(line, query, choice, layers, place)
     won = place > choice.known
     found[won] = torch.maximum(found[won], choice.radius(place)[won, None])
     return found
@@ -184,13 +191,33 @@ def _holds(line: Line, query: LineQuery, r: Tensor, curved: bool) -> Tensor:
     """Tell which samples keep their class up to r, (batch,): from the far end, where most of what fails does."""
     holds = torch.ones_like(query.label, dtype=torch.bool)
     pairs = _open_pairs(query, r)
-    for low, high, at in reversed([(-r, _FIRST * r, 0.0 * r), *_beyond(_FIRST * r, r)]):
+    start = r / (2 * ZONES)
+    for low, high, at in reversed([(-r, start, 0.0 * r), *_beyond(start, r)]):
         pairs = pairs[holds[pairs[:, 0]]]
         for piece in _pieces(pairs, line, None):
             look = _look(line, query, piece, _Zone(*(part[piece[:, 0]] for part in (low, high, at, r))))
             proven = look.seen.worst(look.zone, look.K if curved else torch.zeros_like(look.K)) < 0
             holds[piece[~proven, 0]] = False
     return holds
+
+
+def _over_balls(line: Line, query: LineQuery, choice: _Choice, layers: Layers, top: Tensor) -> Tensor:
+    """Return the places of the largest radii, none beyond `top`, that are found to hold by curvatures over balls.
+
+    Zones are laid for the largest radius that is tried; at a much smaller one few of them would be left.  So where that
+    was not reached, some more is tried from what was, with zones of its own, and twice as many.
+    """
+    place = _OverBalls(line, query, choice, layers).of_all_pairs(top)
+    index = (place < top).nonzero().flatten()
+    for _ in range(_AGAIN):
+        if not len(index):
+            break
+        reached = place[index]
+        goal = torch.minimum(top[index], reached + (reached // 4).clamp(min=1))
+        again = replace(choice.of_samples(index), known=reached)
+        place[index] = _OverBalls(line, query.part(index), again, layers, 2 * ZONES).of_all_pairs(goal)
+        index = index[(reached < place[index]) & (place[index] < top[index])]
+    return place
 
 
 def _open_pairs(query: LineQuery, r: Tensor) -> Tensor:
@@ -210,6 +237,11 @@ class _OverBalls:
     query: LineQuery
     choice: _Choice
     layers: Layers
+    zones: int = ZONES
+
+    def of_all_pairs(self, top: Tensor) -> Tensor:
+        """Return the places of the radii, none beyond `top`, up to which all pairs hold, (batch,)."""
+        return self.farthest(self.farthest(top, weakest=True), weakest=False)
 
     def farthest(self, place: Tensor, weakest: bool) -> Tensor:
         """Return the places of the radii, none beyond `place`, up to which some of the pairs hold, (batch,).
@@ -222,9 +254,9 @@ class _OverBalls:
         pairs = pairs[(weakest_class[pairs[:, 0]] == pairs[:, 1]) == weakest]
         for piece in _pieces(pairs, self.line, self.layers):
             whole = choice.radius(place)[piece[:, 0]]
-            start = _FIRST * whole
+            start = whole / (2 * self.zones)
             place = self._within(place, piece, (-whole, start, 0.0 * whole))
-            for ends in _beyond(start, torch.maximum(choice.radius(place)[piece[:, 0]], start)):
+            for ends in _beyond(start, torch.maximum(choice.radius(place)[piece[:, 0]], start), self.zones):
                 place = self._within(place, piece, ends)
         return place
 
@@ -259,9 +291,9 @@ def _of_pairs(ends: _Ends, index: Tensor) -> _Ends:
     return low, high, at
 
 
-def _beyond(start: Tensor, end: Tensor) -> Iterator[_Ends]:
+def _beyond(start: Tensor, end: Tensor, zones: int = ZONES) -> Iterator[_Ends]:
     """Yield the zones that follow the one about x, equal ones from its end to the ball's."""
-    places = [start + (end - start) * (j / (ZONES - 1)) for j in range(ZONES - 1)] + [end]
+    places = [start + (end - start) * (j / (zones - 1)) for j in range(zones - 1)] + [end]
     for low, high in pairwise(places):
         yield low, high, (low + high) / 2
 
@@ -290,11 +322,16 @@ class _Zone:
         """Return those of some of the pairs."""
         return _Zone(self.low[index], self.high[index], self.at[index], self.r[index])
 
-    @property
-    def across(self) -> Tensor:
-        """The farthest that w reaches."""
-        nearest = torch.where(self.low > 0, self.low, 0.0)
-        return inflate(((self.r - nearest) * (self.r + nearest)).sqrt(), 8 * UNIT_ROUNDOFF) + _UNDERFLOW
+    def touching(self, along: Tensor, across: Tensor) -> Tensor:
+        """Return where in the zone along x alpha + across x sqrt(r^2 - alpha^2) is about largest, as a share of r."""
+        share = along / torch.hypot(along, across).clamp(min=TINY)
+        return share.clamp(self.low / self.r, self.high / self.r).clamp(_INSIDE - 1, 1 - _INSIDE)
+
+    def across(self, alpha: Tensor, touch: Tensor) -> Tensor:
+        """Bound how far w reaches at alpha, linearly in alpha: by the tangent to the circle at a share of r."""
+        share = alpha / self.r
+        height = (1 - touch * share).clamp(min=0.0) + gamma(8) * (1 + share.abs())
+        return inflate(self.r * (height / ((1 - touch) * (1 + touch)).sqrt()), 16 * UNIT_ROUNDOFF) + _UNDERFLOW
 
     def squared(self, alpha: Tensor) -> Tensor:
         """Bound the squared distance from the point, of what lies at alpha along the line."""
@@ -328,9 +365,10 @@ class _Seen:
         low, high = self.steep
         steepest, reach = torch.maximum(low.abs(), high.abs()), zone.r + torch.maximum(zone.r, zone.at)
         rounding = self.size * self.off + 0.5 * K * self.off * (2 * reach + self.off)
-        lost = inflate(self.across * zone.across + rounding, gamma(16))
+        touch = zone.touching(high - K * zone.at, self.across)
         ends = []
         for alpha in (zone.low, zone.high):
+            lost = inflate(self.across * zone.across(alpha, touch) + rounding, gamma(16))
             # A zone that was cut may lie before its point altogether: the step's sign chooses the slope.
             step = alpha - zone.at
             along, bent = torch.maximum(low * step, high * step), inflate(0.5 * K * zone.squared(alpha), gamma(8))

@@ -8,8 +8,10 @@ within :math:`\delta` of :math:`x + a e`, where the difference F of two classes 
 .. math:: F(x + d) \le F(c) + (h \cdot e) (\alpha - a) + |h - (h \cdot e) e| \sqrt{r^2 - \alpha^2}
           + \tfrac\kappa2 (r^2 + a^2 - 2 \alpha a) + |h| \delta + \tfrac\kappa2 \delta (4 r + \delta).
 
-With the root at its largest in the zone the rest is linear in :math:`\alpha`, and its two ends are enough.  Any e is
-right; that of the computed gradient at x is the best.  :math:`\kappa` is the pair's global constant, or one over a ball
+For any :math:`\beta` between -r and r, :math:`(r^2 - \alpha^2)(r^2 - \beta^2) \le (r^2 - \alpha\beta)^2`, so that the
+root is at most :math:`(r^2 - \alpha\beta) / \sqrt{r^2 - \beta^2}`.  With that in its place all is linear in
+:math:`\alpha`, and a zone's two ends are enough.  Any :math:`\beta` and any e are right; best are that where the bound
+is largest, and that of the computed gradient at x.  :math:`\kappa` is the pair's global constant, or one over a ball
 about c that holds the zone; constants anchored at x do not serve another point.
 """
 
@@ -24,6 +26,9 @@ from curvcert.certificates.checker.facts import Facts
 from curvcert.certificates.checker.outward import ROOT_TINY, TINY, Array, U, gamma, lengths, raised
 from curvcert.certificates.checker.shells import centres, gradient_change
 
+_CLEAR = 1 - 2.0**-20
+"""How far out, as a share of r, beta may lie: at the ends the quotient would be infinite."""
+
 _EFFORTS = (8, 24)
 """How many zones a ball is cut into, the few first."""
 
@@ -37,11 +42,16 @@ class Zone:
     at: float
     r: float
 
-    @property
-    def width(self) -> float:
-        """The farthest that anything in the zone is from the line."""
-        low = max(self.low, 0.0)
-        return raised(float(np.sqrt((self.r - low) * (self.r + low))), 8) + ROOT_TINY
+    def peak(self, along: float, across: float) -> float:
+        """Return the share of r at which along x alpha + across x sqrt(r^2 - alpha^2) is about largest in the zone."""
+        length = float(np.hypot(along, across))
+        share = along / length if 0 < length < np.inf else 0.0
+        return min(max(share, self.low / self.r, -_CLEAR), self.high / self.r, _CLEAR)
+
+    def width(self, alpha: float, share: float) -> float:
+        """Bound how far what lies at alpha is from the line, linearly in alpha, with beta a share of r."""
+        product = max(0.0, 1.0 - share * (alpha / self.r)) + 2 * gamma(12)
+        return raised(self.r * (product / float(np.sqrt((1.0 - share) * (1.0 + share)))), 12) + ROOT_TINY
 
     def squared(self, alpha: float) -> float:
         """Bound the squared distance between the place and what lies at alpha."""
@@ -77,8 +87,9 @@ class _Seen:
     def negative(self, zone: Zone, kappa: float) -> bool:
         """Tell whether F is proven to be negative all over a zone, with a bound on how fast its gradient changes."""
         rounding = self.size * self.off + 0.5 * kappa * self.off * (4 * zone.r + self.off)
-        lost = raised(self.across * zone.width + rounding, 12)
+        share = zone.peak(self.slope[1] - kappa * zone.at, self.across)
         for alpha, slope in zip((zone.low, zone.high), self.slope, strict=True):
+            lost = raised(self.across * zone.width(alpha, share) + rounding, 12)
             along, bent = slope * (alpha - zone.at), raised(0.5 * kappa * zone.squared(alpha), 8)
             doubt = gamma(16) * (abs(self.F) + abs(along) + bent + lost) + ROOT_TINY
             if not self.F + along + bent + lost + doubt < 0:  # a NaN is no proof
