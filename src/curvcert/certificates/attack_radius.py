@@ -17,7 +17,7 @@ from curvcert.norms import steepest_direction, vector_norm
 from curvcert.rounding import inflate
 
 _STEPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
-"""How far past the tie a witness may step, relative to its radius."""
+"""How far past the tie a witness may step, relative to its radius; the arithmetic of the model must see the step."""
 
 _OTHER_ROUNDING = 4.0
 """How many times the rounding error seen here a witness's lead must exceed, so that it holds up elsewhere."""
@@ -41,7 +41,8 @@ def attack_witnesses(
     todo = (best.isfinite() & points.correct).nonzero().flatten()
     rows = points.gradient[todo, target[todo]]
     direction = steepest_direction(rows, p).reshape(len(todo), *network.in_shape)
-    for step in _STEPS:
+    least = torch.finfo(network.source_dtype).eps
+    for step in (step for step in _STEPS if step == 0 or step > least):
         if len(todo) == 0:
             break
         scale = (best[todo] * (1 + step)).reshape(-1, *(1,) * (x.dim() - 1))
