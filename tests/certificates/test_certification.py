@@ -12,7 +12,7 @@ from torch import nn
 from curvcert.activations import TANH
 from curvcert.attacks import Attack, pgd
 from curvcert.bounds.curvature import Compositional, curvature
-from curvcert.certificates import Certificate, certify, pointwise, with_search
+from curvcert.certificates import Certificate, attack_radius, certify, pointwise, with_search
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.network import Affine, Block, Network, trace
@@ -284,6 +284,27 @@ def test_the_jump_of_torchs_softplus_is_charged_to_the_margin() -> None:
     lost = margins[1] - margins[2]
     assert bool((lost > 1e-8).all())  # log1p(exp(-16)) is 1.1e-7 a neuron
     assert bool((lost < 1e-4).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_witness_takes_no_step_that_the_arithmetic_of_its_model_cannot_see(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.Tanh()).to(dtype).eval()
+    nn.init.zeros_(model[0].bias)
+    model[0].weight.data.copy_(torch.tensor([[1.0], [-1.0]]))
+    x, distances = torch.tensor([[0.01], [-0.02]], dtype=torch.float64), []
+
+    def never(_: Network, points: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        distances.append((points - x).abs().flatten())
+        return torch.zeros_like(label, dtype=torch.bool)
+
+    monkeypatch.setattr(attack_radius, "_clearly_misclassified", never)
+    cert = certify(trace(model, x[:1].to(dtype)), x)
+    steps = torch.stack(distances) / distances[0] - 1
+    assert float(steps[1].min()) > torch.finfo(dtype).eps
+    assert len(steps) == {torch.float32: 6, torch.float64: 9}[dtype]
+    assert bool(cert.attack_radius.isinf().all())
 
 
 def test_there_are_at_least_as_many_witnesses_as_the_papers_formula_gives() -> None:

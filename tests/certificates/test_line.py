@@ -148,6 +148,15 @@ def test_a_zone_is_bounded_by_the_largest_value_in_it(seed: int) -> None:
     assert float((found - truth.amax(dim=0)).median()) < 1e-6
 
 
+def test_what_the_first_zones_left_is_tried_again_with_zones_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, (x, y) = planar(), blobs(40)
+    twice = certify(network, x.double(), y, method="line").radius
+    monkeypatch.setattr(line, "_AGAIN", 0)
+    once = certify(network, x.double(), y, method="line").radius
+    assert bool((twice >= once).all())
+    assert bool((twice > once).any())
+
+
 def test_a_zone_that_ends_before_its_point_is_bounded_by_the_lesser_slope() -> None:
     """From 0.2, with a slope between 1 and 3, F at 0.11 may be 0.09 less than there, or 0.27: the former counts."""
     low, high, at, r = torch.tensor([[0.1], [0.3], [0.2], [0.11]], dtype=F64)
