@@ -1,10 +1,6 @@
-r"""Attack certificates: samples that are proven to be misclassified within a radius, and what that says of accuracy.
+"""Attack certificates beside certificates and PGD: what the experiments about them share.
 
-Claim (`attack-histogram`, `attack-gap`): on the curvature-trained 6F, attack certificates bound the robust accuracy
-at 36/255 from above, close to the certified accuracy.  Claim (`one-lipschitz-attacks`): some samples of a 1-Lipschitz
-network have attack certificates, all of small radius.
-Hardware: one accelerator; the record says which.
-Trials: one network, all test images; every witness is replayed, in float64 and in the model's own arithmetic.
+Every witness is replayed, in float64 and in the model's own arithmetic.
 """
 
 from pathlib import Path
@@ -13,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from curvcert.bounds.curvature import curvature
 from curvcert.certificates import certify
@@ -21,19 +17,9 @@ from curvcert.certificates.attack_radius import attack_witnesses, replays
 from curvcert.certificates.constants import pair_table
 from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature
 from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
-from curvcert.experiments.experiment import Experiment, Options, histogram, make_record, percent, save_arrays
-from curvcert.experiments.models import (
-    Subject,
-    experiment_recipe,
-    fitted,
-    recipe_behind,
-    small_dense,
-    subject,
-    with_options,
-)
-from curvcert.experiments.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ
+from curvcert.experiments.experiment import Options, histogram, make_record, percent, save_arrays
+from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.experiments.searching import require_consistent, searched_distances
-from curvcert.nn import SLLDense, UnitRowLinear
 from curvcert.results import Record
 from curvcert.training import Recipe
 
@@ -42,33 +28,11 @@ CONSTANTS = ("paper", "ours")
 _BATCH = 250
 
 
-def run_histogram(options: Options) -> Record:
-    """Find the attack certificates of the curvature-trained 6F."""
-    return _run("attack-histogram", _curvature_trained(options), ATTACKS_6F, options)
-
-
-def run_gap(options: Options) -> Record:
-    """Enclose the robust accuracy of the curvature-trained 6F at 36/255."""
-    return _run("attack-gap", _curvature_trained(options), ATTACKS_6F, options)
-
-
-def run_one_lipschitz(options: Options) -> Record:
-    """Find the attack certificates of a 1-Lipschitz network."""
-    if options.quick:
-        measured = fitted(_small_one_lipschitz, options)
-    else:
-        measured = subject(with_options(experiment_recipe("lip-3c1f-sll-ccrc"), options), options)
-    return _run("one-lipschitz-attacks", measured, ATTACKS_ONE_LIPSCHITZ, options)
-
-
-def _curvature_trained(options: Options) -> Subject:
+def curvature_trained(options: Options) -> Subject:
+    """Return the 6F that was trained by the paper's loss; in a quick run a small network."""
     if options.quick:
         return small_dense(3, options)
     return subject(with_options(experiment_recipe("6f-ccrc"), options), options)
-
-
-def _small_one_lipschitz() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), SLLDense(64, 32), UnitRowLinear(64, 10))
 
 
 def curvature_trained_model(record: Record) -> dict[str, Recipe]:
@@ -76,14 +40,8 @@ def curvature_trained_model(record: Record) -> dict[str, Recipe]:
     return {} if record.config["quick"] else {f"6F-ccrc-seed{record.seed}": recipe_behind("6f-ccrc", record)}
 
 
-def one_lipschitz_model(record: Record) -> dict[str, Recipe]:
-    """Return the 1-Lipschitz network that a record was measured on; a quick run's is not kept."""
-    if record.config["quick"]:
-        return {}
-    return {f"Lip-3C1F-sll-ccrc-seed{record.seed}": recipe_behind("lip-3c1f-sll-ccrc", record)}
-
-
-def _run(name: str, measured: Subject, paper: dict[str, Any], options: Options) -> Record:
+def attack_record(name: str, measured: Subject, paper: dict[str, Any], options: Options) -> Record:
+    """Find the attack certificates of a network, keep the distances, and return their record."""
     options.say("attack certificates")
     arrays = {key: value.cpu().numpy() for key, value in attacked(measured, options).items()}
     save_arrays(options.out / f"{name}.npz", arrays)
@@ -159,48 +117,3 @@ def draw_histogram(record: Record, path: Path) -> None:
     axis.set_xlabel("certified attack radius (l2)")
     axis.set_ylabel("samples")
     finish(figure, (axis,), path)
-
-
-def draw_gap(record: Record, path: Path) -> None:
-    """Draw the clean accuracy, and the range that encloses the robust accuracy at 36/255."""
-    figures = record.figures
-    figure, (axis,) = panels(1, width=6.4, height=2.2)
-    low, high = figures["certified"], min(figures["ours"]["at_most"], figures["pgd"])
-    axis.barh(0, figures["clean"], color=GREY, alpha=0.3, label=f"clean accuracy $A_c$ = {figures['clean']:.2f}")
-    axis.barh(0, low, color=BLUE, label=f"certified, $A_v$ at least {low:.2f}")
-    axis.barh(0, high - low, left=low, color=ORANGE, alpha=0.5, label="not known")
-    axis.axvline(
-        figures["ours"]["at_most"], color=ORANGE, label=f"at most {figures['ours']['at_most']:.2f}, by witnesses"
-    )
-    axis.axvline(figures["pgd"], color="black", ls=":", label=f"at most {figures['pgd']:.2f}, by PGD")
-    axis.set_yticks([])
-    axis.set_ylim(-0.5, 1.9)
-    axis.set_xlim(max(0.0, low - 15), figures["clean"] + 5)
-    axis.set_xlabel("accuracy at 36/255, %")
-    finish(figure, (axis,), path)
-
-
-ATTACK_HISTOGRAM = Experiment(
-    "attack-histogram",
-    "Attack certificates prove hundreds of samples of the curvature-trained 6F to be misclassified within 36/255.",
-    "Figure 5",
-    run_histogram,
-    draw_histogram,
-    curvature_trained_model,
-)
-ATTACK_GAP = Experiment(
-    "attack-gap",
-    "Certificates and attack certificates enclose the robust accuracy at 36/255 in a narrow range.",
-    "Figure 6",
-    run_gap,
-    draw_gap,
-    curvature_trained_model,
-)
-ONE_LIPSCHITZ_ATTACKS = Experiment(
-    "one-lipschitz-attacks",
-    "Some samples of a 1-Lipschitz network have attack certificates, all of small radius.",
-    "Figure 9",
-    run_one_lipschitz,
-    draw_histogram,
-    one_lipschitz_model,
-)
