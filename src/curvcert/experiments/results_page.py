@@ -123,11 +123,11 @@ def _table1(record: Record | None) -> str:
         "be kept, and most were trained anew by the same recipes when its rows were made again. Those shown are the "
         "last; earlier ones of ours had certified a little more at 36/255.\n\n"
         "Our baselines are trained for fewer epochs than the paper's 1,000, at larger rates, and CCRC on 6C2F by Muon, "
-        "as ours. Where their clean accuracy is lower, that is a likely reason. Three are well below: CCRC on 6C2F, "
-        "and CRM on 6C2F and on 6F. Of CCRC on 6C2F the accuracy on the augmented training images stayed under the 60% "
-        "from which the paper's rule raises the weight of the curvature, so that weight was at its floor to the end. "
-        "The paper does not tell CRM's weight. Ours costs clean accuracy; the smaller ones that its recipes name do "
-        "nothing, and leave radii near 0."
+        "as ours. Where their clean accuracy is lower, that is a likely reason: so for CCRC on 6F, two points below "
+        "with one of its seeds. Three are well below: CCRC on 6C2F, and CRM on 6C2F and on 6F. Of CCRC on 6C2F the "
+        "accuracy on the augmented training images stayed under the 60% from which the paper's rule raises the weight "
+        "of the curvature, so that weight was at its floor to the end. The paper does not tell CRM's weight. Ours "
+        "costs clean accuracy; the smaller ones that its recipes name do nothing, and leave radii near 0."
     )
     more = (
         "All rows, of all 10,000 test images unless a row tells how many. PGD's column is what a search leaves: an "
