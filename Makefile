@@ -45,12 +45,12 @@ bench-gpu: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.certification --device cuda --points 10000 --networks 6F 6C2F
 
 figures: $(VENV)/.dev-installed
-	$(BIN)/python -m benchmarks.curvature_tightness
+	$(BIN)/python -m benchmarks.curvature_tightness --plots
 	$(BIN)/python -m benchmarks.certificate_pictures
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
-	$(BIN)/python -m benchmarks.report_pictures
 	$(BIN)/python -m curvcert.experiments.figures results docs/images/results
+	$(BIN)/python -m benchmarks.report_pictures
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.
 wheel-test: $(VENV)/.dev-installed

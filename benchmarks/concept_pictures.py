@@ -21,6 +21,7 @@ from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.certificates.radii import attack_radius, curvature_radius, lipschitz_radius
 from curvcert.network import Network, trace
+from curvcert.picture_files import write_figure
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WEIGHT = 1.2
@@ -46,12 +47,11 @@ def main() -> None:
                 "legend.frameon": False,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
-                "svg.hashsalt": "curvcert",
             }
         ):
             figure = Figure(figsize=(7.2, 3.8), layout="constrained")
             draw(figure.subplots())
-            figure.savefig(path, transparent=True, metadata={"Date": None})
+            write_figure(figure, path, transparent=True)
         Console().print(f"written {path.relative_to(IMAGES.parents[1])}")
 
 

@@ -29,6 +29,7 @@ import curvcert
 from benchmarks.harness import RESULTS, write_record
 from curvcert.bounds.curvature import Compositional
 from curvcert.data import load_digits
+from curvcert.picture_files import write_figure
 from curvcert.results import Record
 
 mpl.use("Agg")
@@ -217,7 +218,8 @@ def plot_ratios(networks: list[dict[str, Any]]) -> None:
         axis.set_ylabel("K / largest Hessian found")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    _save(figure, "curvature-tightness")
+    write_figure(figure, IMAGES / "curvature-tightness.svg")
+    plt.close(figure)
 
 
 def plot_breakdown(networks: list[dict[str, Any]], depth: int = 6) -> None:
@@ -250,13 +252,7 @@ def plot_breakdown(networks: list[dict[str, Any]], depth: int = 6) -> None:
     axis.set_xlabel(f"share of K by layer (1 is the first), MLP of {depth} layers")
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
-    _save(figure, "curvature-per-layer")
-
-
-def _save(figure: Any, name: str) -> None:
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(IMAGES / f"{name}.png", dpi=110)
+    write_figure(figure, IMAGES / "curvature-per-layer.svg")
     plt.close(figure)
 
 
@@ -288,7 +284,7 @@ def main() -> None:
         write_record("curvature_tightness", "python -m benchmarks.curvature_tightness", SEED, config, figures)
     plot_ratios(networks)
     plot_breakdown(networks)
-    console.print(f"Wrote {IMAGES.name}/curvature-tightness and {IMAGES.name}/curvature-per-layer (.svg, .png)")
+    console.print(f"Wrote curvature-tightness.svg and curvature-per-layer.svg under {IMAGES.name}")
 
 
 if __name__ == "__main__":

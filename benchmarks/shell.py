@@ -42,6 +42,7 @@ from curvcert.certificates.radii import curvature_radius
 from curvcert.data import load as load_data
 from curvcert.network import LiveNetwork
 from curvcert.operators.estimates import NormEstimates
+from curvcert.picture_files import write_figure
 from curvcert.results import Record
 from curvcert.training import load_model
 
@@ -156,9 +157,7 @@ def draw(networks: list[dict[str, Any]]) -> None:
         axis.set_ylabel("certified accuracy")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(IMAGES / "local-certificate.svg", metadata={"Date": None})
-    figure.savefig(IMAGES / "local-certificate.png", dpi=110)
+    write_figure(figure, IMAGES / "local-certificate.svg")
     plt.close(figure)
 
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from curvcert.picture_files import write_figure
 
 BLUE, ORANGE, GREY, GREEN, PURPLE, BLACK = "#2166ac", "#b35806", "#777777", "#1b7837", "#762a83", "#222222"
 
@@ -43,11 +44,8 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None
 
 
 def finish(figure: Figure, axes: Iterable[Axes], path: Path) -> None:
-    """Put the legends in, and write the picture; the same numbers give the same bytes."""
+    """Put the legends in, and write the picture."""
     for axis in axes:
         if axis.get_legend_handles_labels()[0] and not figure.legends:
             axis.legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    undated = {"Date": None} if path.suffix == ".svg" else {}
-    with rc_context({"svg.hashsalt": "curvcert"}):
-        figure.savefig(path, dpi=160, metadata=undated)
+    write_figure(figure, path)

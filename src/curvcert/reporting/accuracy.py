@@ -6,6 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from curvcert.certificates import Certificate
+from curvcert.picture_files import write_figure
 
 
 def draw_accuracy(certificate: Certificate, path: str | Path, epsilons: Sequence[float]) -> None:
@@ -28,4 +29,4 @@ def draw_accuracy(certificate: Certificate, path: str | Path, epsilons: Sequence
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=160)
+    write_figure(figure, path)

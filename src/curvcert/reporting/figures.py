@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from curvcert.picture_files import write_figure
 from curvcert.reporting.data import Breakdown, Curves, Histogram, ReportData
 from curvcert.reporting.digits import significant_ceil
 
@@ -33,7 +34,7 @@ def draw_figures(data: ReportData, stem: Path) -> list[Path]:
             continue
         for ending in FORMATS:
             path = stem.with_name(f"{stem.name}-{name}.{ending}")
-            figure.savefig(path, dpi=160, metadata={"Date": None} if ending == "svg" else None)
+            write_figure(figure, path)
             written.append(path)
     return written
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from curvcert.certificates import Certificate
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
+from curvcert.picture_files import write_figure
 
 
 def draw_witnesses(certificate: Certificate, network: Network, x: Tensor, path: str | Path, most: int = 5) -> None:
@@ -34,4 +35,4 @@ def draw_witnesses(certificate: Certificate, network: Network, x: Tensor, path: 
             axes.set_title(titles[row], fontsize=9)
             axes.set_xticks([])
             axes.set_yticks([])
-    figure.savefig(path, dpi=160)
+    write_figure(figure, path)
