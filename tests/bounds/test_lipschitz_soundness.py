@@ -107,13 +107,6 @@ def test_weights_of_any_size(scale) -> None:
         assert_above(lipschitz(scaled, method=name).value, search.everywhere(8), name)
 
 
-def test_a_bound_that_would_underflow_stays_above_zero() -> None:
-    tiny = Network((*linear(2, 2).blocks, *linear(2, 2, seed=1).blocks))
-    tiny = Network(tuple(block.read_out(1e-200 * block.H.T @ block.H) for block in tiny.blocks))
-    for name in ("product", "liplt"):
-        assert float(lipschitz(tiny, method=name)) > 0
-
-
 def test_a_block_that_occurs_twice_is_measured_in_its_own_place() -> None:
     # In 2 -> inf, the norm of the square is not the square of the norm.
     block = linear(6, 6).blocks[0]

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sizes import require_room_for_products
 from curvcert.bounds.types import Bound, Global
 from curvcert.errors import InvalidInput, SoundnessError
 
@@ -47,11 +48,13 @@ def chosen(method: str | M, known: Mapping[str, M], kind: type) -> M | None:
 def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
     """Run one method and check its result; a global bound serves every sample of a narrower scope.
 
-    Values are raised to `floor`: a product below the smallest float would round to 0, which is no upper bound.
+    Values are raised to `floor`: a product below the smallest float would round to 0, which is no upper bound.  A
+    network in which that could happen on the way is refused.
     """
     reason = method.reason_to_skip(problem)
     if reason is not None:
         raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
+    require_room_for_products(problem)
     bound = method.bound(problem)
     _require_what_was_asked(bound, problem)
     value = bound.value.clamp(min=floor)
