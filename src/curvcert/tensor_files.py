@@ -7,7 +7,7 @@ large to parse with care, or if its seal, the SHA-256 of header and arrays, does
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ _TYPES = {"<f8": "F64", "<f4": "F32", "<i8": "I64", "|b1": "BOOL", "|u1": "U8"}
 def write_tensor_file(path: Path | str, kind: str, version: int, header: Mapping[str, Any], arrays: Arrays) -> Path:
     """Write a file of one kind and version: first beside its place, then moved there in one step.
 
-    >>> with tempfile.TemporaryDirectory() as folder:
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
     ...     path = write_tensor_file(f"{folder}/file", "example", 1, {"answer": 42}, {"zeros": np.zeros(2)})
     ...     read_tensor_file(path, "example", 1)
     ({'answer': 42}, {'zeros': array([0., 0.])})
@@ -43,15 +44,17 @@ def write_tensor_file(path: Path | str, kind: str, version: int, header: Mapping
     content = _safetensors(metadata, little)
     if len(content) > LARGEST_FILE:
         raise InvalidFile(f"{path} would take {len(content)} bytes, the limit is {LARGEST_FILE}. Save it in parts.")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not by mkstemp, whose files nobody else may read: such a file is there to be handed on.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        partial.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     return path
 

@@ -1,6 +1,7 @@
 """PGD of our own: in the ball, in the box, and at least as strong as foolbox's."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -85,3 +86,23 @@ def test_foolbox_breaks_nothing_inside_a_certified_ball(p: float) -> None:
         for attack in attacks[p]:
             _, _, broken = attack(wrapped, x.float(), y, epsilons=eps)
             assert not bool((broken & (radius > eps * (1 + 1e-6))).any())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"box": (1.0, 0.0)}, "lowest < highest"),
+        ({"box": (0.5, 0.6)}, "outside of box"),
+        ({"eps": -1.0}, "at least 0"),
+        ({"eps": math.nan}, "at least 0"),
+        ({"eps": torch.ones(2)}, "one a sample"),
+        ({"y": torch.full((4,), 30)}, "Labels lie in 0 .. 9, got 30 .. 30"),
+        ({"y": torch.zeros(4)}, "one whole number a sample"),
+        ({"y": torch.zeros(3, dtype=torch.long)}, "one whole number a sample"),
+    ],
+)
+def test_what_no_ball_is_searched_for_is_refused(wrong: dict[str, Any], said: str) -> None:
+    network, _ = digits_network()
+    x, y = digits()
+    with pytest.raises(InvalidInput, match=said):
+        pgd(network, **({"x": x[:4], "y": y[:4], "eps": 0.1, "box": (0.0, 1.0), "steps": 1, "restarts": 1} | wrong))

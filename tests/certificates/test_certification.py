@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -405,3 +406,50 @@ def test_radii_do_not_depend_on_the_scale_of_the_outputs(method: str, p: float) 
         cert = certify(Network((*network.blocks[:-1], small)), x, y, p=p, method=method)
         assert bool((cert.radius <= at_one.radius * (1 + 1e-9)).all())
         assert bool((cert.radius >= 0.3 * at_one.radius).all())
+
+
+def test_a_search_belongs_to_the_network_and_the_inputs_that_were_certified() -> None:
+    network, (x, y) = planar(), blobs(6)
+    cert = certify(network, x, y, method="lipschitz")
+    attack = pgd(network, x, y, 1.0, steps=5, restarts=1)
+    with_search(cert, network, x, attack)
+    with pytest.raises(InvalidInput, match="x is not what was certified: 6 of 6 samples differ"):
+        with_search(cert, network, x + 0.1, attack)
+    last = network.blocks[-1]
+    assert isinstance(last, Block)
+    other = Network((*network.blocks[:-1], replace(last, c=last.c.flip(0))))
+    with pytest.raises(InvalidInput, match="not the one that was certified"):
+        with_search(cert, other, x, attack)
+
+
+def test_outputs_that_are_no_classes_are_refused() -> None:
+    maps = trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh()).eval(), torch.zeros(1, 1, 8, 8))
+    with pytest.raises(InvalidInput, match=r"one logit a class, got outputs of shape \(2, 6, 6\)"):
+        certify(maps, torch.zeros(1, 1, 8, 8))
+    pooled = trace(nn.Sequential(nn.Conv2d(1, 2, 8), nn.Tanh()).eval(), torch.zeros(1, 1, 8, 8))
+    assert len(certify(pooled, torch.zeros(1, 1, 8, 8), method="product")) == 1
+
+
+def test_what_is_no_tensor_or_no_batch_is_told() -> None:
+    network, (x, y) = planar(), blobs(6)
+    with pytest.raises(InvalidInput, match="x is a tensor, got ndarray"):
+        certify(network, x.numpy(), y)
+    with pytest.raises(InvalidInput, match="batch_size must be at least 1, got 0"):
+        certify(network, x, y, batch_size=0)
+    with pytest.raises(InvalidInput, match="The example input is a tensor, got ndarray"):
+        trace(nn.Linear(2, 2).eval(), torch.zeros(1, 2).numpy())  # type: ignore[arg-type]
+
+
+def test_a_witness_is_no_farther_than_its_radius_in_many_dimensions() -> None:
+    model = nn.Sequential(nn.Linear(3000, 2, bias=False), nn.Tanh()).double().eval()
+    linear = model[0]
+    assert isinstance(linear, nn.Linear)
+    linear.weight.data = torch.stack([torch.rand(3000, dtype=torch.float64), torch.zeros(3000, dtype=torch.float64)])
+    network = trace(model, torch.zeros(1, 3000, dtype=torch.float64))
+    x = 1e-4 * torch.rand(40, 3000, dtype=torch.float64)
+    cert = certify(network, x, method="unrolled")
+    found = cert.attack_radius.isfinite()
+    assert int(found.sum()) > 20
+    for point, place, radius in zip(x[found], cert.witness[found], cert.attack_radius[found].tolist(), strict=True):
+        squares = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(place.tolist(), point.tolist(), strict=True))
+        assert squares <= Fraction(radius) ** 2

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import signal
 import subprocess
 import time
@@ -79,7 +80,8 @@ def test_a_machine_reads_one_object(folder: Path, run: Runner) -> None:
         certificate.certified_accuracy(row["eps"]) for row in found["at"]
     ]
     assert all(Path(path).is_file() for path in found["files"].values())
-    assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "other") == (0, "", "")
+    quiet = run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "other")
+    assert (quiet.status, quiet.out[:8], quiet.out.count("\n"), quiet.err) == (0, "proven: ", 1, "")
 
 
 def test_a_bar_with_the_time_left_on_a_terminal_only(
@@ -155,7 +157,8 @@ def test_a_folder_is_not_mixed_with_another_run(folder: Path, run: Runner) -> No
         ran = run(*again, "--resume", *words)
         assert ran.status == 2
         assert f"holds another certification, which differs in {name}" in ran.err
-    assert run(*again, "--resume", "--batch-size", 1) == (0, "", "")
+    resumed = run(*again, "--resume", "--batch-size", 1)
+    assert (resumed.status, resumed.err) == (0, "")
 
 
 def test_a_damaged_or_foreign_part_is_computed_again(folder: Path, run: Runner) -> None:
@@ -218,3 +221,49 @@ def test_a_run_that_was_stopped_and_killed_ends_as_if_nothing_had_happened(folde
     assert run("certify", *LONG, "--out", "whole", "--quiet").status == 0
     for name in ("samples.csv", "certificate.safetensors", "network.safetensors"):
         assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+
+
+def test_what_is_all_saved_is_not_bounded_again(folder: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("certify", DEMO, "digits", *QUICK, "--out", "out")
+    assert "Bounding the network" in run(*words).err
+    (folder / "out" / "samples.csv").unlink()
+    monkeypatch.setattr("curvcert.cli.certify.certifier", None)
+    ran = run(*words, "--resume")
+    assert (ran.status, ran.err) == (0, "")
+    assert "6 samples in l2" in ran.out
+    assert (folder / "out" / "samples.csv").exists()
+
+
+def test_a_report_that_is_stopped_loses_nothing(folder: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ("certify", DEMO, "digits", *QUICK[:-1], "--out", "out")
+    with monkeypatch.context() as patched:
+        patched.setattr("curvcert.cli.certify.report_data", stopped)
+        ran = run(*words)
+    assert ran.status == 130
+    assert "6 samples in l2" in ran.out
+    assert "all is saved in out but the report. Write it with --resume." in ran.err
+    assert run(*words, "--resume").status == 0
+    assert (folder / "out" / "report.html").exists()
+
+
+def test_an_affine_model_has_a_report_too(folder: Path, run: Runner) -> None:
+    (folder / "affine.py").write_text(
+        "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()\n"
+    )
+    ran = run("certify", "affine:make", "digits", "--samples", 3, "--out", "out")
+    assert ran.status == 0, ran.err
+    looseness = json.loads((folder / "out" / "report.json").read_text())["looseness"]
+    assert looseness["hessian_found"] == 0.0
+    bounds = [bound["value"] for bound in looseness["breakdowns"] if bound["constant"] == "L"]
+    assert 0.99 * min(bounds) < looseness["slope_found"] <= min(bounds)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of files are told otherwise here")
+def test_the_files_to_hand_on_have_the_rights_of_any_other(folder: Path, run: Runner) -> None:
+    assert run("certify", DEMO, "digits", *QUICK, "--out", "out").status == 0
+    (folder / "any").write_text("")
+    for name in ("certificate.safetensors", "network.safetensors"):
+        assert (folder / "out" / name).stat().st_mode == (folder / "any").stat().st_mode

@@ -37,7 +37,8 @@ def pgd(
 
     Ascends :math:`\max_{i \ne y} f_i - f_y` by normalised gradients (signs for p = inf, the largest coordinates
     for p = 1), with steps that shrink from eps to eps/steps; the first start is x itself, the others are random.
-    Samples leave the search once broken.  Deterministic by seed; no global random state is touched.
+    Samples leave the search once broken.  Deterministic by seed; no global random state is touched.  With a box, no
+    point leaves it, so x must lie in it.
 
     >>> linear = lambda x: torch.stack([x[:, 0], -x[:, 0]], dim=1)
     >>> attack = pgd(linear, torch.tensor([[0.5], [0.5]]), torch.tensor([0, 0]), torch.tensor([0.4, 0.6]), restarts=1)
@@ -49,9 +50,11 @@ def pgd(
         raise InvalidInput(f"pgd covers p = 1, 2 and inf, got {p:g}.")
     if steps < 1 or restarts < 1:
         raise InvalidInput(f"pgd needs at least one step and one restart, got {steps} and {restarts}.")
-    radius = torch.as_tensor(eps, dtype=x.dtype, device=x.device).expand(len(x))
+    radius = _radii(eps, x)
+    _require_in_box(x, box)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     points = torch.full_like(x, torch.nan)
+    _require_labels(classifier(x[:1]), x, y)
     broken = _objective(classifier, x, y) > 0
     points[broken] = x[broken]
     for restart in range(restarts):
@@ -66,6 +69,32 @@ def pgd(
         points[todo[found]] = where[found]
         broken[todo[found]] = True
     return Attack(broken, points)
+
+
+def _radii(eps: float | Tensor, x: Tensor) -> Tensor:
+    radius = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+    if radius.shape not in ((), (len(x),)) or not bool((radius >= 0).all()):
+        raise InvalidInput(f"eps is one radius of at least 0, or one a sample ({len(x)}), got {eps!r}.")
+    return radius.expand(len(x))
+
+
+def _require_in_box(x: Tensor, box: Box | None) -> None:
+    if box is None:
+        return
+    if not (len(box) == 2 and box[0] < box[1]):
+        raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
+    if not bool(((x >= box[0]) & (x <= box[1])).all()):
+        raise InvalidInput(
+            f"x lies in {float(x.min()):g} .. {float(x.max()):g}, outside of box = {box!r}. Pass the box of the inputs."
+        )
+
+
+def _require_labels(logits: Tensor, x: Tensor, y: Tensor) -> None:
+    if y.shape != (len(x),) or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
+        raise InvalidInput(f"y is one whole number a sample ({len(x)}), got shape {tuple(y.shape)} of {y.dtype}.")
+    classes = logits.shape[1]
+    if bool(((y < 0) | (y >= classes)).any()):
+        raise InvalidInput(f"Labels lie in 0 .. {classes - 1}, got {int(y.min())} .. {int(y.max())}.")
 
 
 def _climb(

@@ -13,8 +13,8 @@ from torch import Tensor
 from curvcert.certificates.pointwise import Pointwise
 from curvcert.certificates.radii import attack_radius
 from curvcert.network import Network
-from curvcert.norms import steepest_direction, vector_norm
-from curvcert.rounding import inflate
+from curvcert.norms import steepest_direction
+from curvcert.rounding import norm_upper_bound_of_vectors
 
 _STEPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """How far past the tie a witness may step, relative to its radius; the arithmetic of the model must see the step."""
@@ -52,8 +52,7 @@ def attack_witnesses(
         broken = _clearly_misclassified(network, candidate, points.label[todo])
         hit = todo[broken]
         witness[hit] = candidate[broken]
-        distance = vector_norm((candidate[broken] - x[hit]).flatten(1), p, dim=1)
-        radius[hit] = inflate(distance, 1e-14)
+        radius[hit] = norm_upper_bound_of_vectors((candidate[broken] - x[hit]).flatten(1), p, 1)
         todo, direction = todo[~broken], direction[~broken]
     return radius, witness
 

@@ -166,6 +166,11 @@ def certifier(
         )
     if network.outputs < 2:
         raise InvalidInput("certify needs at least two classes, this network has one output. Use curvcert.lipschitz.")
+    if sum(size > 1 for size in network.out_shape) > 1:
+        raise InvalidInput(
+            f"certify expects one logit a class, got outputs of shape {network.out_shape}. End the model with a "
+            "pooling or a layer that leaves the classes."
+        )
     require_method(method)
     if box is not None and not (len(box) == 2 and box[0] < box[1]):
         raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
@@ -222,14 +227,18 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     widest = max([math.prod(network.in_shape), *(math.prod(block.out_shape) for block in network.blocks)])
     held = _COPIES * network.outputs * widest
-    size = batch_size or max(1, min(_LARGEST_BATCH, spare_elements(network.device, _COPIES * _BATCH_ELEMENTS) // held))
+    fitting = max(1, min(_LARGEST_BATCH, spare_elements(network.device, _COPIES * _BATCH_ELEMENTS) // held))
+    size = fitting if batch_size is None else batch_size
     if size < 1:
         raise InvalidInput(f"batch_size must be at least 1, got {batch_size}.")
     if isinstance(x, Tensor):
         source: Iterable[Any] = [(x, y)]
     else:
         if y is not None:
-            raise InvalidInput("Labels come with the batches of an iterable: leave out y.")
+            raise InvalidInput(
+                f"With y, x is a tensor, got {type(x).__name__}: pass torch.as_tensor(x). The batches of an iterable "
+                "bring their labels along, as (x, y)."
+            )
         source = x
     for item in source:
         inputs, labels = item if isinstance(item, tuple | list) else (item, None)

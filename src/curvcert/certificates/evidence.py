@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvcert.errors import UnsupportedBlock, UnsupportedOperator
+from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedOperator
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest
 
@@ -61,6 +61,37 @@ def input_digests(x: Tensor) -> Tensor:
     """
     with DigestPool() as pool:
         return pool.start(x)()
+
+
+def matching_network(evidence: Evidence | None, network: Network | None) -> str:
+    """Return the network's digest; empty where it is not known, or the network has parts that no file describes.
+
+    Raises:
+        InvalidInput: if the evidence is of another network.
+    """
+    recorded = "" if evidence is None else evidence.network
+    given = "" if network is None else describable_digest(network)
+    if recorded and given and recorded != given:
+        raise InvalidInput(
+            f"The network is not the one that was certified: its digest is {given}, the certificate says {recorded}."
+        )
+    return recorded or given
+
+
+def matching_inputs(evidence: Evidence | None, x: Tensor | None) -> Tensor | None:
+    """Return the digests of the samples, as far as they are known.
+
+    Raises:
+        InvalidInput: if the evidence is of other inputs.
+    """
+    recorded = None if evidence is None else evidence.inputs.cpu()
+    if x is None:
+        return recorded
+    given = input_digests(x)
+    if recorded is not None and not torch.equal(recorded, given):
+        differing = int((recorded != given).any(dim=1).sum()) if recorded.shape == given.shape else len(given)
+        raise InvalidInput(f"x is not what was certified: {differing} of {len(given)} samples differ.")
+    return given
 
 
 @final

@@ -8,17 +8,18 @@ from torch import Tensor
 from curvcert.attacks import Attack
 from curvcert.certificates.attack_radius import replays
 from curvcert.certificates.certificate import Certificate
+from curvcert.certificates.evidence import matching_inputs, matching_network
 from curvcert.errors import InvalidInput, SoundnessError
 from curvcert.network import Network
-from curvcert.norms import vector_norm
-from curvcert.rounding import inflate
+from curvcert.rounding import norm_upper_bound_of_vectors
 
 
 def with_search(certificate: Certificate, network: Network, x: Tensor, attack: Attack) -> Certificate:
     """Return the certificate with the nearest points that a search found in `search_radius`.
 
     Every point is evaluated anew, and one that is not strictly misclassified does not count.  A point inside a
-    certified ball would refute the certificate: that raises.
+    certified ball would refute the certificate: that raises, and so does another network, or other inputs, than what
+    was certified.
 
     >>> from curvcert.attacks import pgd
     >>> from curvcert.certificates import certify
@@ -35,10 +36,12 @@ def with_search(certificate: Certificate, network: Network, x: Tensor, attack: A
     x = network.require_batch(x).to(network.device)
     if len(x) != len(certificate) or attack.points.shape != x.shape:
         raise InvalidInput(f"The search has {len(attack.points)} points, the certificate {len(certificate)} samples.")
+    matching_network(certificate.evidence, network)
+    matching_inputs(certificate.evidence, x)
     found = attack.broken.to(x.device) & certificate.correct
     points = torch.where(found.reshape(-1, *(1,) * (x.dim() - 1)), attack.points.to(x), x)
     found = found & replays(network, points, certificate.label)
-    distance = inflate(vector_norm((points - x).flatten(1), certificate.p, dim=1), 1e-14)
+    distance = norm_upper_bound_of_vectors((points - x).flatten(1), certificate.p, 1)
     if bool((found & (distance < certificate.radius)).any()):
         raise SoundnessError(
             "A search found a misclassified point inside a certified ball. Please report this network."

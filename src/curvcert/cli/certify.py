@@ -5,8 +5,9 @@ import io
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -29,7 +30,7 @@ from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
-from curvcert.reporting.collecting import report_data
+from curvcert.reporting.collecting import report_data, shown_epsilons
 from curvcert.reporting.digits import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.checkpoint import write_atomically
@@ -37,6 +38,13 @@ from curvcert.training.distributed import place_from, require_device
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
+
+FILES = {
+    "certificate": "certificate.safetensors",
+    "network": "network.safetensors",
+    "samples": "samples.csv",
+}
+"""What a certification leaves in its folder, whether or not a report is written."""
 
 COLUMNS = ("radius", "lipschitz_radius", "curvature_radius", "local_radius", "attack_radius", "search_radius", "margin")
 
@@ -57,7 +65,7 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), lipschitz, local, anchored, product, liplt, lipsdp-recursion, "
+            help="auto (the best of all), lipschitz, line, local, anchored, product, liplt, lipsdp-recursion, "
             "compositional, unrolled or crc."
         ),
     ] = "auto",
@@ -131,13 +139,17 @@ def certify_command(
     here = require_device(str(place.device(device)))
     parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
     shares = Shares(parts, place, output, lost_after)
+
+    @cache
+    def ready() -> Certifier:  # for the first part that is missing: bounds may take minutes
+        if place.is_first:
+            output.notice("Bounding the network ...")
+        shown = None if place.is_first and not quiet else False
+        return certifier(network, request.p, method, box, epsilons, here, shown)
+
     try:
         with shares.opened(resume or place.restarted):
-            if place.is_first:
-                output.notice("Bounding the network ...")
-            shown = None if place.is_first and not quiet else False
-            ready = certifier(network, request.p, method, box, epsilons, here, shown)
-            found = shares.certify(lambda part: certified(ready, inputs.x[part], inputs.y[part], request))
+            found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
     except KeyboardInterrupt:
         if place.is_first:
             done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
@@ -146,28 +158,35 @@ def certify_command(
     if found is None:
         return  # the results are rank 0's to write
     certificate, attack = found
-    certificate = certificate.save(out / "certificate.safetensors")
-    save_network(network, out / "network.safetensors")
-    rows = table_of_samples(certificate, predictions(ready.network, inputs.x), names)
-    write_atomically(out / "samples.csv", rows.encode())
+    certificate = certificate.save(out / FILES["certificate"])
+    save_network(network, out / FILES["network"])
+    rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
+    write_atomically(out / FILES["samples"], rows.encode())
+    files = {name: out / file for name, file in FILES.items()}
+    shown = shown_epsilons(certificate, epsilons)
+    output.show(accuracy_table(certificate, shown), *certificate.notes, *_listed(files))
     if report:
         output.notice("Writing the report ...")
-    title = f"{model} on {len(inputs)} samples of {data}"
-    facts = report_data(
-        certificate,
-        network=network if report else None,
-        x=inputs.x if report else None,
-        y=inputs.y,
-        class_names=names,
-        title=title,
-        command=shlex.join(["curvcert", *sys.argv[1:]]),
-        epsilons=epsilons,
-        searches=() if attack is None or not report else (attack,),
-        seeds={"pgd": seed} if search else None,
-    )
-    if report:
-        write_report(facts, out / "report.html")
-    _tell(output, certificate, facts.epsilons, out, report)
+        try:
+            facts = report_data(
+                certificate,
+                network=network,
+                x=inputs.x,
+                y=inputs.y,
+                class_names=names,
+                title=f"{model} on {len(inputs)} samples of {data}",
+                command=shlex.join(["curvcert", *sys.argv[1:]]),
+                epsilons=epsilons,
+                searches=() if attack is None else (attack,),
+                seeds={"pgd": seed} if search else None,
+            )
+            page = {"report": write_report(facts, out / "report.html")}
+        except KeyboardInterrupt:
+            print(f"Stopped: all is saved in {out} but the report. Write it with --resume.", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        output.show(*_listed(page))
+        files |= page
+    output.answer(*_answer(certificate, shown, files))
 
 
 @final
@@ -240,14 +259,14 @@ def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: 
     return text.getvalue()
 
 
-def _tell(output: Output, certificate: Certificate, epsilons: Sequence[float], out: Path, report: bool) -> None:
-    files = {
-        "certificate": out / "certificate.safetensors",
-        "network": out / "network.safetensors",
-        "samples": out / "samples.csv",
-    } | ({"report": out / "report.html"} if report else {})
-    paths = [f"{name}: {path}" for name, path in files.items()]
-    output.show(accuracy_table(certificate, epsilons), *certificate.notes, *paths)
+def _listed(files: Mapping[str, Path]) -> list[str]:
+    return [f"{name}: {path}" for name, path in files.items()]
+
+
+def _answer(
+    certificate: Certificate, epsilons: Sequence[float], files: Mapping[str, Path]
+) -> tuple[str, dict[str, Any]]:
+    """Return the result in short, and as a machine reads it."""
     evidence = certificate.evidence
     content = {
         "command": "certify",
@@ -269,7 +288,9 @@ def _tell(output: Output, certificate: Certificate, epsilons: Sequence[float], o
         "notes": certificate.notes,
         "files": {name: str(path) for name, path in files.items()},
     }
-    output.answer("", content)
+    counts = {eps: int((certificate.correct & (certificate.radius >= eps)).sum()) for eps in epsilons}
+    shares = (f"{percent_floor(count, len(certificate))} at {eps:.4g}" for eps, count in counts.items())
+    return f"proven: {', '.join(shares)}", content
 
 
 def accuracy_table(certificate: Certificate, epsilons: Sequence[float]) -> Table:

@@ -100,10 +100,11 @@ def _traced(choice: ModelChoice, shape: Shape | None) -> Network:
         )
     if choice.evaluate:
         model.eval()
-    training = next((path or "it" for path, part in model.named_modules() if part.training), None)
+    training = next((path for path, part in model.named_modules() if part.training), None)
     if training is not None:
+        part = f" (its part {training} is)" if training else ""
         raise InvalidInput(
-            f"{choice.name} returned a module in train mode ({training} is), where dropout and batch statistics make "
+            f"{choice.name} returned a module in train mode{part}, where dropout and batch statistics make "
             "the output random. Return model.eval(), or add --eval."
         )
     dtype = next((t.dtype for t in model.parameters() if t.dtype.is_floating_point), torch.float32)

@@ -85,7 +85,10 @@ def reproduce_command(
         )
         reproduce(experiment, chosen, results)
     record = out / f"{name}.json"
-    output.show(f"{experiment.where}: {experiment.claim}", f"The picture: {picture}", f"The record: {record}")
+    told = f"{experiment.where}. The claim: {experiment.claim}"
+    if quick:
+        told += " A quick run checks the pipeline, and its figures say nothing about that."
+    output.show(told, f"The picture: {picture}", f"The record, with what was measured: {record}")
     output.answer(str(record), {"command": "reproduce", "name": name, "record": record, "picture": picture})
 
 

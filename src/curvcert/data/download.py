@@ -50,7 +50,8 @@ def download_file(url: str, sha256: str, path: Path) -> Path:
         except (OSError, ValueError) as error:
             raise DownloadFailed(
                 f"Expected to download {url} with SHA-256 {sha256}, got: {error} "
-                f"Check the connection and try again, or put the file into {path.parent} by other means."
+                "Check the connection and try again, or bring the official files by other means, into a folder that "
+                "--data-folder names (in Python, the folder that is passed to load)."
             ) from error
     return path
 

@@ -7,8 +7,7 @@ from curvcert.attacks import pgd
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import SoundnessError
 from curvcert.experiments.models import Subject
-from curvcert.norms import vector_norm
-from curvcert.rounding import inflate
+from curvcert.rounding import norm_upper_bound_of_vectors
 
 
 def searched_distances(
@@ -25,7 +24,7 @@ def searched_distances(
             # A little short of eps, so that rounding in the search does not put a point outside.
             attack = pgd(subject.model_logits, x.to(dtype), y, eps * (1 - 1e-5), 2, steps, restarts, None, seed)
             found = torch.where(attack.broken.reshape(-1, *(1,) * (x.dim() - 1)), attack.points.double(), x)
-            distance = inflate(vector_norm((found - x).flatten(1), 2, dim=1), 1e-14)
+            distance = norm_upper_bound_of_vectors((found - x).flatten(1), 2, 1)
             hit = attack.broken & replays(subject.network, found, y)
             best = torch.minimum(best, torch.where(hit, distance, torch.inf))
         nearest.append(best)

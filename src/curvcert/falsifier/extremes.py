@@ -26,6 +26,8 @@ def largest_slope_lower_bound(network: Network, x: Tensor, steps: int = 100, rat
         with torch.enable_grad():
             x.requires_grad_()
             norm = torch.linalg.matrix_norm(network.jacobian(x).flatten(2), 2)
+            if not norm.requires_grad:  # an affine network has one slope
+                return float(norm.max())
             (gradient,) = torch.autograd.grad(norm.sum(), x)
         best = max(best, float(norm.detach().max()))
         x = (x + rate * _unit(gradient)).detach()
@@ -52,19 +54,16 @@ def largest_hessian_lower_bound(network: Network, x: Tensor, steps: int = 100, r
     for _ in range(steps):
         with torch.enable_grad():
             x.requires_grad_()
-            product = _hessian_product(network, x, v)
+            slope = (network.jacobian(x)[:, 0] * v).sum()
+            if not slope.requires_grad:  # nor does that of an affine network change
+                return 0.0
+            (product,) = torch.autograd.grad(slope, x, create_graph=True)
             form = (product * v).flatten(1).sum(dim=1)
             (gradient,) = torch.autograd.grad(form.abs().sum(), x)
         best = max(best, float(torch.linalg.vector_norm(product.detach().flatten(1), dim=1).max()))
         v = _unit(product.detach() + 1e-12 * v)
         x = (x + rate * _unit(gradient)).detach()
     return best
-
-
-def _hessian_product(network: Network, x: Tensor, v: Tensor) -> Tensor:
-    slope = (network.jacobian(x)[:, 0] * v).sum()
-    (product,) = torch.autograd.grad(slope, x, create_graph=True)
-    return product
 
 
 def _unit(x: Tensor) -> Tensor:

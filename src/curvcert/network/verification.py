@@ -48,8 +48,12 @@ def require_recordable(model: nn.Module, example_input: Tensor) -> None:
 
 
 def _require_batch(example_input: Tensor) -> None:
-    if not isinstance(example_input, Tensor) or example_input.dim() < 2:
-        got = tuple(example_input.shape) if isinstance(example_input, Tensor) else type(example_input).__name__
+    if not isinstance(example_input, Tensor):
+        raise InvalidInput(
+            f"The example input is a tensor, got {type(example_input).__name__}. Pass torch.zeros(1, *shape)."
+        )
+    if example_input.dim() < 2:
+        got = tuple(example_input.shape)
         raise InvalidInput(f"Expected an example input with its batch dimension, got {got}. Add one: x[None].")
     if not example_input.dtype.is_floating_point:
         raise InvalidInput(f"Expected a real floating-point example, got {example_input.dtype}. Use x.float().")

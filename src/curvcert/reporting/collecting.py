@@ -70,7 +70,7 @@ def report_data(
     x = _inputs(certificate, network, x)
     _require_same_labels(certificate, y)
     classes = _class_names(certificate, class_names)
-    asked = _epsilons(certificate, epsilons)
+    asked = shown_epsilons(certificate, epsilons)
     provenance = _provenance(certificate, network, x, y, command, seeds)
     predicted = _predictions(certificate, network, x)
     return ReportData(
@@ -153,7 +153,8 @@ def _class_names(certificate: Certificate, names: Sequence[str] | None) -> tuple
     return tuple(str(name) for name in names)
 
 
-def _epsilons(certificate: Certificate, epsilons: Sequence[float] | None) -> tuple[float, ...]:
+def shown_epsilons(certificate: Certificate, epsilons: Sequence[float] | None) -> tuple[float, ...]:
+    """Return the perturbations of the tables: those that were asked for, or four round ones."""
     if epsilons is None:
         top = _largest(certificate.radius)
         return tuple(float(f"{top * k / 5:.3g}") for k in range(1, 5))

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from curvcert.certificates import Certificate
-from curvcert.certificates.evidence import describable_digest, input_digests
-from curvcert.errors import InvalidInput
+from curvcert.certificates.evidence import matching_inputs, matching_network
 from curvcert.network import Network
 
 
@@ -37,34 +36,12 @@ def digests_of(certificate: Certificate, network: Network | None, x: Tensor | No
     """
     values = (getattr(certificate, part.name) for part in fields(certificate))
     found = {"certificate": tensor_digest(*(value for value in values if isinstance(value, Tensor)))}
-    weights = _network_digest(certificate, network)
+    weights = matching_network(certificate.evidence, network)
     if weights:
         found["network"] = weights
-    rows = _input_digests(certificate, x)
+    rows = matching_inputs(certificate.evidence, x)
     if rows is not None:
         found["inputs"] = hashlib.sha256(rows.numpy().tobytes()).hexdigest()
     if y is not None:
         found["labels"] = tensor_digest(y)
     return found
-
-
-def _network_digest(certificate: Certificate, network: Network | None) -> str:
-    """Return the network's digest; empty where it is not known, or the network has parts that no file describes."""
-    recorded = "" if certificate.evidence is None else certificate.evidence.network
-    given = "" if network is None else describable_digest(network)
-    if recorded and given and recorded != given:
-        raise InvalidInput(
-            f"The network is not the one that was certified: its digest is {given}, the certificate says {recorded}."
-        )
-    return recorded or given
-
-
-def _input_digests(certificate: Certificate, x: Tensor | None) -> Tensor | None:
-    recorded = None if certificate.evidence is None else certificate.evidence.inputs.cpu()
-    if x is None:
-        return recorded
-    given = input_digests(x)
-    if recorded is not None and not torch.equal(recorded, given):
-        differing = int((recorded != given).any(dim=1).sum())
-        raise InvalidInput(f"x is not what was certified: {differing} of {len(given)} samples differ.")
-    return given

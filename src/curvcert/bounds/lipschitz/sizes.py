@@ -31,32 +31,27 @@ def require_room_for_products(problem: Problem) -> None:
 
 def _bits(problem: Problem) -> tuple[float, float]:
     """Return how many bits below 1 a product of norms may be, and the size of the smallest map that is not 0."""
-    chain, inside, end = [], [], []
-    for k, block in enumerate(problem.network.blocks):
-        last = k == len(problem.network.blocks) - 1
+    chain: list[Tensor] = []
+    maps: list[Tensor] = []
+    for block in problem.network.blocks:
         if isinstance(block, Affine):
-            H = _size(block.H, problem)
-            (end if last else inside).append(H)
-            through = H
+            maps.append(_size(block.H, problem))
+            chain.append(maps[-1])
         elif isinstance(block, Block):
             H, G, W = (_size(op, problem) for op in (block.H, block.G, block.W))
-            inside.append(W)
-            (end if last else inside).append(torch.maximum(G, H) if last else G)
-            through = torch.maximum(H, max(map(abs, block.activation.slope)) * G * W)
-        else:
-            continue
-        if not last:
-            chain.append(through)
-    one = torch.ones(1, dtype=torch.float64, device=problem.network.device)
-    sizes = torch.stack([*inside, *end]) if inside or end else one
-    lost = [_small(torch.stack(part)) if part else 0.0 * one for part in (chain, inside, end)]
-    bits = 4 * (lost[0].sum() + lost[1].amax()) + lost[2].amax()
-    least = torch.where(sizes > 0, sizes, torch.inf).amin()
-    return float(bits), float(least)
+            maps += [W, torch.maximum(G, H)]
+            chain.append(torch.maximum(H, max(map(abs, block.activation.slope)) * G * W))
+    if not maps:
+        return 0.0, 1.0
+    sizes = torch.stack(maps)
+    inside, last = _small(sizes)[:-1], _small(sizes)[-1]
+    passed = _small(torch.stack(chain))[:-1].sum()
+    bits = 4 * (passed + inside.amax()) + last if len(inside) else last
+    return float(bits), float(torch.where(sizes > 0, sizes, torch.inf).amin())
 
 
 def _size(op: AbstractLinearMap, problem: Problem) -> Tensor:
-    """Return the largest sum of a row, of sums and products by their parts: any norm is the same up to the dimension."""
+    """Return the largest sum of a row; of sums and products by their parts.  Other norms are the same up to n."""
     match op:
         case Sum():
             return torch.stack([_size(term, problem) for term in op.terms]).sum()
