@@ -163,8 +163,8 @@ def certify_command(
     rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
     write_atomically(out / FILES["samples"], rows.encode())
     files = {name: out / file for name, file in FILES.items()}
-    shown = shown_epsilons(certificate, epsilons)
-    output.show(accuracy_table(certificate, shown), *certificate.notes, *_listed(files))
+    radii = shown_epsilons(certificate, epsilons)
+    output.show(accuracy_table(certificate, radii), *certificate.notes, *_listed(files))
     if report:
         output.notice("Writing the report ...")
         try:
@@ -186,7 +186,7 @@ def certify_command(
             raise typer.Exit(INTERRUPTED) from None
         output.show(*_listed(page))
         files |= page
-    output.answer(*_answer(certificate, shown, files))
+    output.answer(*_answer(certificate, radii, files))
 
 
 @final
