@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import fields
 
 import numpy as np
@@ -116,8 +117,19 @@ def test_the_digest_tells_networks_apart_and_not_where_they_came_from() -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path) -> None:
     files = saved(tmp_path, method="lipschitz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate.safetensors", "network.safetensors"]
-    with pytest.raises(OSError, match="nowhere"):
-        files.held.save(tmp_path / "nowhere" / "certificate.safetensors")
+    with pytest.raises(OSError, match=r"network\.safetensors"):  # a file, where a folder is needed
+        files.held.save(tmp_path / "network.safetensors" / "certificate.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", _full)
+        with pytest.raises(OSError, match="no space"):
+            files.held.save(tmp_path / "new" / "certificate.safetensors")
+    assert list((tmp_path / "new").iterdir()) == []
+    files.held.save(tmp_path / "new" / "certificate.safetensors")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["certificate.safetensors"]
+
+
+def _full(_: int) -> None:
+    raise OSError("no space is left")
 
 
 def test_a_certificate_without_evidence_is_not_saved(tmp_path) -> None:

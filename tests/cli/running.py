@@ -30,6 +30,10 @@ def relu():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).eval()
 
 
+def scalar():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1)).eval()
+
+
 def raising():
     raise ZeroDivisionError("no model today")
 

@@ -56,6 +56,7 @@ CERTIFY = {
     "nowhere:net digits": "InvalidInput: Cannot import 'nowhere' for MODEL nowhere:net: there is no such module.",
     "nets:nothing digits": "InvalidInput: MODEL nets:nothing: 'nets' has no function 'nothing'.",
     "nets:raising digits": "InvalidInput: nets:raising, called without arguments, raised ZeroDivisionError: no model",
+    "nets:scalar digits": "InvalidInput: A certificate needs at least two classes, this model has one output.",
     "nets:seven digits": "InvalidInput: nets:seven must return an nn.Module, got int.",
     "nets:small digits --weights none.safetensors": "InvalidInput: --weights none.safetensors: no such file.",
     "nets:small digits --weights corrupt.safetensors": "InvalidFile: --weights corrupt.safetensors is not",
@@ -108,6 +109,13 @@ def test_certify(wrong: Path, run: Runner, words: str) -> None:
     status, printed, error = run("certify", *words.split(), *out, "--samples", 2, "--quiet")
     assert error.startswith(CERTIFY[words])
     assert (status, printed, error.count("\n")) == (2, "", 1)
+
+
+def test_weights_of_another_format_are_told_how_to_become_readable(folder: Path, run: Runner) -> None:
+    torch.save({"1.weight": torch.zeros(8, 64)}, folder / "weights.pt")
+    status, _, error = run("certify", "nets:small", "digits", "--weights", "weights.pt", "--out", "out")
+    assert status == 2
+    assert "safetensors.torch.save_file(torch.load(path, weights_only=True)" in error
 
 
 @pytest.mark.parametrize("words", OTHERS)

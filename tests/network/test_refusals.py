@@ -346,7 +346,7 @@ def test_complex_weights() -> None:
 
 
 EXAMPLES: dict[str, tuple[object, str]] = {
-    "no tensor": ([[1.0]], "batch dimension"),
+    "no tensor": ([[1.0]], "is a tensor, got list"),
     "no batch": (torch.zeros(4), r"x\[None\]"),
     "empty batch": (torch.zeros(0, 4), "empty batch"),
     "no features": (torch.zeros(2, 0), "empty batch"),

@@ -69,6 +69,8 @@ def require_fit(network: Network, inputs: Inputs, labels: bool = True) -> None:
             f"The model takes inputs of shape {network.in_shape}, {inputs.name} has samples of shape {inputs.shape}. "
             "Reshape x, or choose the data that the model was made for."
         )
+    if labels and network.outputs < 2:
+        raise InvalidInput("A certificate needs at least two classes, this model has one output. Try curvcert bound.")
     if labels and int(inputs.y.max()) >= network.outputs:
         raise InvalidInput(
             f"Labels lie in 0 .. {network.outputs - 1} for this model, {inputs.name} has {int(inputs.y.min())} .. "

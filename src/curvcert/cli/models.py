@@ -161,7 +161,10 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     try:
         found = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise InvalidFile(f"--weights {path} is not a safetensors file that can be read: {error}.") from error
+        raise InvalidFile(
+            f"--weights {path} is not a safetensors file that can be read: {error}. From a PyTorch file: "
+            "safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
+        ) from error
     own = model.state_dict()
     for name in sorted(found.keys() & own.keys()):
         if found[name].shape != own[name].shape:
