@@ -6,6 +6,8 @@ inner product of length n in any order of summation has a relative error (agains
 product of absolute values) of at most :math:`\gamma_n = nu / (1 - nu)` (Higham 2002, section 3.1).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -74,6 +76,15 @@ def power_of_two(x: Tensor) -> Tensor:
     x = x.detach()
     _, exponent = torch.frexp(x)
     return torch.where(x > 0, torch.ldexp(torch.ones_like(x), exponent.clamp(-1020, 1020)), torch.ones_like(x))
+
+
+def bits_below_one(size: float) -> float:
+    """Return by how many powers of two a size is below 1; none for larger ones, inf for 0.
+
+    >>> bits_below_one(0.125), bits_below_one(8.0), bits_below_one(0.0)
+    (3.0, 0.0, inf)
+    """
+    return max(0.0, -math.log2(size)) if size > 0 else math.inf
 
 
 def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:

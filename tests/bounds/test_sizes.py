@@ -7,14 +7,17 @@ the largest second derivative of the network as it was are those of the scaled o
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from curvcert import Network, certify, curvature, lipschitz, trace
+from curvcert.activations import declare_activation
 from curvcert.bounds.types import Bound
 from curvcert.errors import InvalidInput
+from curvcert.network import Block
 from tests.bounds.cases import linear
 
 F64 = torch.float64
@@ -90,6 +93,26 @@ def test_a_bound_on_the_smallest_weights_holds(activation: type[nn.Module], dept
                 assert value >= float(least) * (1 - 1e-9), (name, order, k)
                 held += 1
     assert held >= 12 and refused >= 12
+
+
+@pytest.mark.parametrize("bound", [lipschitz, curvature])
+@pytest.mark.parametrize("k", [300, 600, 900])
+def test_two_maps_whose_product_rounds_to_nothing_are_no_map_that_does_nothing(
+    bound: Callable[[Network], Bound], k: int
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).double().eval()
+    for layer in model[:2]:
+        assert isinstance(layer, nn.Linear)
+        layer.weight.data *= 2.0**-k
+    with pytest.raises(InvalidInput, match="too small for bounds"):
+        bound(trace(model, torch.zeros(1, 2, dtype=F64)))
+
+
+def test_an_activation_without_slope_does_nothing() -> None:
+    flat = declare_activation("flat", torch.zeros_like, torch.zeros_like, slope=(0.0, 0.0), curvature=(0.0, 0.0))
+    (block,) = trace(net_of(nn.Tanh, 1), torch.zeros(1, 1, dtype=F64)).blocks
+    assert isinstance(block, Block)
+    assert float(lipschitz(Network((replace(block, activation=flat),)))) < 1e-10
 
 
 @pytest.mark.parametrize("method", ["auto", "lipschitz", "lipsdp-recursion", "anchored", "unrolled", "local", "line"])

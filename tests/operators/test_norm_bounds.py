@@ -1,6 +1,8 @@
 """Norm bounds: never below the dense float64 truth, within the stated slack, clear on bad input."""
 
+import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from curvcert.operators import (
     Dense,
     NormBounds,
     Reshape,
+    chains,
     column_norms_upper_bound,
     gram_norm_upper_bound,
     norm_upper_bound,
@@ -225,6 +228,48 @@ class TestChains:
             op = Dense(randn(60, 60, seed=seed + 1)) @ op
         bound, truth = float(norm_upper_bound(op)), svd_norm(op)
         assert truth * (1 - 1e-10) <= bound <= truth * (1 + 1e-6)
+
+    @pytest.mark.parametrize("held", [True, False])
+    @pytest.mark.parametrize("p, q", [(2, 2), (1, 1), (math.inf, math.inf), (3, 1.5)])
+    def test_small_factors_are_bounded_or_refused(
+        self, p: float, q: float, held: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Scaling by powers of two changes a norm exactly, whatever the factors in between."""
+        if not held:
+            monkeypatch.setattr(chains, "MATRIX_ELEMENTS", 0)
+        parts = [randn(3, 3, seed=seed) for seed in range(3)]
+        whole = float(norm_upper_bound(Dense(parts[0]) @ Dense(parts[1]) @ Dense(parts[2]), p, q))
+        refused = []
+        for powers in itertools.product((-700, -430, -220, 0, 300), repeat=3):
+            a, b, c = (Dense(part * 2.0**k) for part, k in zip(parts, powers, strict=True))
+            try:
+                bound = float(norm_upper_bound(a @ b @ c, p, q))
+            except InvalidInput as error:
+                assert re.search("too small|overflow|finite", str(error))
+                refused.append(powers)
+            else:
+                assert math.ldexp(bound, -sum(powers)) >= whole * (1 - 1e-9), powers
+        assert (-700, -430, 300) in refused and (0, 0, -700) not in refused
+
+    def test_a_sum_of_small_maps_is_bounded_or_refused(self) -> None:
+        def total(k: int) -> AbstractLinearMap:
+            return Dense(randn(3, 3) * 2.0**k) + Dense(randn(3, 3, seed=1) * 2.0**k) @ Dense(randn(3, 3, seed=2))
+
+        assert math.ldexp(float(norm_upper_bound(total(-430))), 430) >= svd_norm(total(0)) * (1 - LAPACK)
+        with pytest.raises(InvalidInput, match="too small for norms in float64"):
+            norm_upper_bound(total(-950))
+
+    @pytest.mark.parametrize("power", range(-900, -480, 6))
+    def test_squares_that_underflow_are_counted(self, power: int) -> None:
+        left, right = Dense(randn(40, 4)), Dense(randn(4, 50, seed=1) * 2.0**power)
+        small, whole = left @ right, float(norm_upper_bound(left @ Dense(randn(4, 50, seed=1))))
+        norms = NormBounds()
+        for bound in (
+            chains.gram_norm_of_chain_upper_bound(small, norms.quick_spectral),
+            chains.middle_gram_norm_upper_bound(left, right, norms.quick_spectral),
+            norms.spectral(small),
+        ):
+            assert math.ldexp(float(bound), -power) >= whole * (1 - 1e-9)
 
 
 class TestVerified:

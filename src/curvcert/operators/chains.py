@@ -100,7 +100,7 @@ def middle_gram_norm_upper_bound(left: AbstractLinearMap, right: AbstractLinearM
     size = inflate(R.square().sum(), gamma(n * n + 2))
     product = R.mT @ (S @ R)
     forming = gamma(2 * n + 2) * size * inflate(torch.linalg.vector_norm(S), gamma(n * n + 2))
-    error = inflate(size * error + forming, gamma(8))
+    error = inflate(size * error + forming + 2 * n**3 * TINY, gamma(8))
     return inflate(largest_eigenvalue_upper_bound(product, error).sqrt(), 0.0)
 
 
@@ -115,7 +115,7 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
     r"""Return op's matrix, computed stage by stage, and a bound on its error in the Frobenius norm.
 
     Stage A with K roundings turns a computed P into one with an error of at most
-    :math:`e' = \|A\|_2 e + \gamma_K \||A|\|_2 \|P\|_F`.
+    :math:`e' = \|A\|_2 e + \gamma_K \||A|\|_2 \|P\|_F`, and what underflows.
     """
     stages = tuple(reversed(op.factors)) if isinstance(op, Composition) else (op,)
     widest = max(op.in_size, *(stage.out_size for stage in stages))
@@ -129,9 +129,11 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
             squares[k] += P.square().sum()
             P = stage.apply(P)
         matrix[:, start:stop] = P.flatten(1).mT
-    sizes = inflate(squares, gamma(op.in_size * widest + 2)).sqrt()
+    # What underflows is off by less than the least float, once a rounding.
+    sizes = inflate(squares + op.in_size * widest * TINY, gamma(op.in_size * widest + 2)).sqrt()
     error = torch.zeros((), dtype=op.dtype, device=op.device)
     for stage, size in zip(stages, sizes, strict=True):
-        local = gamma(rounding_length(stage)) * absolute_norm_upper_bound(stage) * size
+        length = rounding_length(stage)
+        local = gamma(length) * absolute_norm_upper_bound(stage) * size + length * op.in_size * stage.out_size * TINY
         error = inflate(norm(stage) * error + local, gamma(8))
     return matrix, error

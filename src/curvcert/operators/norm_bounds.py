@@ -37,13 +37,16 @@ from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bo
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
 from curvcert.operators.weighted import GRAM_SIZE, bilinear_upper_bound
-from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, bits_below_one, gamma, inflate
 
 MEMORY_BUDGET = 4 * 2**30
 """Bytes that one norm may take by default."""
 
 _EXPLICIT_WORK = 2**36
 """A convolution is made explicit if its Gram matrix takes at most this many multiplications."""
+
+_MOST_BITS = 900.0
+"""How far below 1 a product of norms may be: floats end at 2**-1022, and norms differ by the dimension."""
 
 _ATTAINED = 1e-6
 """A product of norms that is reached to within this share is not refined."""
@@ -96,7 +99,7 @@ class NormBounds(AbstractNorms[Bound]):
         q = p if q is None else validate_p(q, "q")
         key = (structure(op), p, q)
         if key not in self._known:
-            self._require_finite(op)
+            self._require_usable(op)
             # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
             with torch.no_grad():
                 value, method = self._measure(_in_float64(op), p, q)
@@ -105,12 +108,36 @@ class NormBounds(AbstractNorms[Bound]):
             self._known[key] = (op, Bound(value, p, q, method=method))
         return self._known[key][1]
 
-    def _require_finite(self, op: AbstractLinearMap) -> None:
-        """Raise if any weight is NaN or infinite; each is looked at once."""
+    def bits_below_one(self, op: AbstractLinearMap) -> float:
+        """Return by how many bits the products of norms on the way to a map's norm may be below 1; inf for the map 0.
+
+        >>> W = Dense(torch.eye(3) / 32)
+        >>> round(NormBounds().bits_below_one(W @ W))
+        10
+        """
+        match op:
+            case Sum():
+                return min(map(self.bits_below_one, op.terms))
+            case Composition():
+                return sum(map(self.bits_below_one, op.factors))
+            case Scaled():
+                return bits_below_one(abs(op.factor)) + self.bits_below_one(op.map)
+            case Transposed():
+                return self.bits_below_one(op.map)
+            case _:  # the largest sum of a row; other norms are the same up to the dimension
+                return bits_below_one(float(self.norm(op, math.inf, math.inf)))
+
+    def _require_usable(self, op: AbstractLinearMap) -> None:
+        """Raise if any weight is NaN or infinite (each is looked at once), or a product of norms could underflow."""
         fresh = {id(weight): weight for weight in weights(op) if id(weight) not in self._finite}
         if fresh:
             require_finite(op)
             self._finite |= fresh
+        if isinstance(op, Sum | Composition) and _MOST_BITS < self.bits_below_one(op) < math.inf:
+            raise InvalidInput(
+                f"The maps of a {type(op).__name__} are too small for norms in float64: 2**-"
+                f"{self.bits_below_one(op):.0f}, expected 2**-{_MOST_BITS:.0f} or more. Scale the weights up."
+            )
 
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Bound the p -> q norm of a map, as a plain number."""
@@ -118,7 +145,7 @@ class NormBounds(AbstractNorms[Bound]):
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Bound the r-norms of the rows of a map."""
-        self._require_finite(op)
+        self._require_usable(op)
         with torch.no_grad():
             return row_norms_upper_bound(op.to(torch.float64), r)
 
