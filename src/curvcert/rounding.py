@@ -7,6 +7,7 @@ product of absolute values) of at most :math:`\gamma_n = nu / (1 - nu)` (Higham 
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -85,6 +86,15 @@ def bits_below_one(size: float) -> float:
     (3.0, 0.0, inf)
     """
     return max(0.0, -math.log2(size)) if size > 0 else math.inf
+
+
+def most_bits(bits: Iterable[float]) -> float:
+    """Return the most bits that something other than 0 is below 1, as `bits_below_one` counts; inf if all are 0.
+
+    >>> most_bits([3.0, 5.0, math.inf]), most_bits([math.inf])
+    (5.0, inf)
+    """
+    return max((each for each in bits if math.isfinite(each)), default=math.inf)
 
 
 def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:

@@ -24,6 +24,7 @@ from curvcert.operators import (
     gram_norm_upper_bound,
     norm_upper_bound,
     row_norms_upper_bound,
+    scale,
 )
 from curvcert.operators.fourier import covers, fourier_norm_upper_bound
 from curvcert.operators.norm_bounds import spectral_norm_upper_bound
@@ -258,6 +259,18 @@ class TestChains:
         assert math.ldexp(float(norm_upper_bound(total(-430))), 430) >= svd_norm(total(0)) * (1 - LAPACK)
         with pytest.raises(InvalidInput, match="too small for norms in float64"):
             norm_upper_bound(total(-950))
+
+    def test_no_part_may_hide_another_that_underflows(self) -> None:
+        tiny, huge = Dense(randn(3, 3) * 2.0**-600), Dense(randn(3, 3) * 2.0**600)
+        for op in (
+            Dense(randn(3, 3)) + tiny @ tiny @ huge @ huge,
+            scale(2.0**-600, tiny),
+            scale(0.5, tiny @ tiny),
+            (tiny @ tiny).T,
+        ):
+            for norm in (lambda norms, op=op: norms.norm(op, 2, 2), lambda norms, op=op: norms.row_norms(op, 1.0)):
+                with pytest.raises(InvalidInput, match="too small for norms in float64"):
+                    norm(NormBounds())
 
     @pytest.mark.parametrize("power", range(-900, -480, 6))
     def test_squares_that_underflow_are_counted(self, power: int) -> None:

@@ -37,7 +37,7 @@ from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bo
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
 from curvcert.operators.weighted import GRAM_SIZE, bilinear_upper_bound
-from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, bits_below_one, gamma, inflate
+from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, bits_below_one, gamma, inflate, most_bits
 
 MEMORY_BUDGET = 4 * 2**30
 """Bytes that one norm may take by default."""
@@ -117,7 +117,7 @@ class NormBounds(AbstractNorms[Bound]):
         """
         match op:
             case Sum():
-                return min(map(self.bits_below_one, op.terms))
+                return most_bits(map(self.bits_below_one, op.terms))
             case Composition():
                 return sum(map(self.bits_below_one, op.factors))
             case Scaled():
@@ -133,9 +133,9 @@ class NormBounds(AbstractNorms[Bound]):
         if fresh:
             require_finite(op)
             self._finite |= fresh
-        if isinstance(op, Sum | Composition) and _MOST_BITS < self.bits_below_one(op) < math.inf:
+        if isinstance(op, Sum | Composition | Scaled) and _MOST_BITS < self.bits_below_one(op) < math.inf:
             raise InvalidInput(
-                f"The maps of a {type(op).__name__} are too small for norms in float64: 2**-"
+                f"The maps of this {type(op).__name__} are too small for norms in float64: 2**-"
                 f"{self.bits_below_one(op):.0f}, expected 2**-{_MOST_BITS:.0f} or more. Scale the weights up."
             )
 
@@ -145,7 +145,7 @@ class NormBounds(AbstractNorms[Bound]):
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Bound the r-norms of the rows of a map."""
-        self._require_usable(op)
+        self._require_usable(op.map if isinstance(op, Transposed) else op)
         with torch.no_grad():
             return row_norms_upper_bound(op.to(torch.float64), r)
 

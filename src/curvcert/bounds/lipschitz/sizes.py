@@ -11,7 +11,7 @@ import math
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import InvalidInput
 from curvcert.network import Affine, Block
-from curvcert.rounding import bits_below_one
+from curvcert.rounding import bits_below_one, most_bits
 
 _MOST_BITS = 900.0
 """Floats end at 2**-1022; the rest is for activations' constants, and for norms that are known up to the dimension."""
@@ -39,7 +39,7 @@ def _bits(problem: Problem) -> tuple[float, float]:
         elif isinstance(block, Block):
             H, G, W = map(problem.norms.bits_below_one, (block.H, block.G, block.W))
             slope = bits_below_one(max(map(abs, block.activation.slope)))
-            maps += [W, min(G, H)]
+            maps += [W, most_bits((G, H))]
             chain.append(min(H, G + slope + W))
     # What is 0 is so exactly, and so is every product with it.
     maps, chain = ([0.0 if math.isinf(bits) else bits for bits in each] for each in (maps, chain))
