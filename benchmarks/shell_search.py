@@ -70,7 +70,7 @@ def random_nearly_linear(activation: Activation, generator: torch.Generator) -> 
     first, second, *rest = network.blocks
     assert isinstance(first, Block)
     assert isinstance(second, Block)
-    return Network((replace(first, W=0.05 * first.W, b=0.05 * first.b), replace(second, b=0.1 * second.b), *rest))
+    return Network.of_blocks((replace(first, W=0.05 * first.W, b=0.05 * first.b), replace(second, b=0.1 * second.b), *rest))
 
 
 KINDS: dict[str, Callable[[Activation, torch.Generator], Network]] = {
@@ -92,7 +92,7 @@ def _plain(W: AbstractLinearMap, activation: Activation, generator: torch.Genera
 
 
 def _with_outer(blocks: list[Block], G: AbstractLinearMap) -> Network:
-    return Network((*blocks[:-1], blocks[-1].read_out(G)))
+    return Network.of_blocks((*blocks[:-1], blocks[-1].read_out(G)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ def feed_forward(widths: tuple[int, ...], activation: Activation, seed: int = 0,
         G = Dense(gain * randn(widths[-1], widths[-2], seed=seed + 1) / widths[-2] ** 0.5)
         b = randn(widths[k + 1], seed=seed + 3 * k + 2)
         blocks.append(_block(W, b, activation, G if last else None, f"layer{k}"))
-    return Network(tuple(blocks))
+    return Network.of_blocks(tuple(blocks))
 
 
 def residual(width: int, inner: int, activation: Activation, seed: int = 0, depth: int = 2) -> Network:
@@ -44,7 +44,7 @@ def residual(width: int, inner: int, activation: Activation, seed: int = 0, dept
         blocks.append(Block(Identity((width,)), Dense(G), Dense(W), b, c, activation, f"residual{k}"))
     last = blocks[-1].read_out(Dense(randn(3, width, seed=seed + 99)))
     assert last is not None
-    return Network((*blocks[:-1], last))
+    return Network.of_blocks((*blocks[:-1], last))
 
 
 def _block(W: Dense, b: Tensor, activation: Activation, G: Dense | None, name: str) -> Block:
@@ -54,7 +54,9 @@ def _block(W: Dense, b: Tensor, activation: Activation, G: Dense | None, name: s
 
 
 def linear(outputs: int, inputs: int, seed: int = 0) -> Network:
-    return Network((Affine(Dense(randn(outputs, inputs, seed=seed)), torch.zeros(outputs, dtype=F64), "linear"),))
+    return Network.of_blocks(
+        (Affine(Dense(randn(outputs, inputs, seed=seed)), torch.zeros(outputs, dtype=F64), "linear"),)
+    )
 
 
 def one_dimensional(w: float, activation: Activation, b: float = 0.0) -> Network:

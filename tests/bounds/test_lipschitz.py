@@ -44,7 +44,7 @@ def assert_exact(bound: Bound, exact: Tensor | float, slack: float = SLACK) -> N
 @pytest.mark.parametrize("method", ["product", "liplt", "auto"])
 def test_linear_networks_are_exact(method) -> None:
     A = randn(4, 5, seed=1)
-    network = Network((Affine(Dense(A), torch.zeros(4, dtype=F64), "linear"),))
+    network = Network.of_blocks((Affine(Dense(A), torch.zeros(4, dtype=F64), "linear"),))
     assert_exact(lipschitz(network, 2, method=method), torch.linalg.matrix_norm(A, 2))
     for q in (1.0, 1.5, 2.0, INF):
         assert_exact(lipschitz(network, 1, q, method), torch.linalg.vector_norm(A, q, dim=0).max())
@@ -116,7 +116,7 @@ def test_local_of_pairs_in_a_ball_of_radius_zero_is_the_gradient(p) -> None:
 @pytest.mark.parametrize(("p", "q", "exact"), [(1, 1, 4.0), (2, 2, 2.0), (INF, INF, 1.0), (INF, 1, 16.0), (2, 1, 8.0)])
 def test_max_pooling(p, q, exact) -> None:
     # 2 x 2 windows with stride 1 on 5 x 5: an inner entry lies in 4 of 16 windows.
-    network = Network((MaxPool((1, 5, 5), (2, 2), (1, 1), name="pool"),))
+    network = Network.of_blocks((MaxPool((1, 5, 5), (2, 2), (1, 1), name="pool"),))
     for method in ("product", "liplt"):
         assert_exact(lipschitz(network, p, q, method), exact)
 
@@ -450,7 +450,7 @@ def test_pairs_of_a_single_output() -> None:
 
 
 def test_the_recursion_does_not_apply_behind_max_pooling() -> None:
-    network = Network((MaxPool((1, 4, 4), (2, 2), (2, 2), name="pool"),))
+    network = Network.of_blocks((MaxPool((1, 4, 4), (2, 2), (2, 2), name="pool"),))
     with pytest.raises(InvalidInput, match="no rule for a MaxPool"):
         lipschitz(network, method="lipsdp-recursion")
     assert lipschitz(network).skipped[0].endswith("no rule for a MaxPool")

@@ -101,7 +101,7 @@ def test_random_networks(widths, name, p, q, seed, gain, radius) -> None:
 def test_weights_of_any_size(scale) -> None:
     network = feed_forward((3, 4, 2), TANH, gain=1.0)
     blocks = tuple(block.read_out(scale * linear(len(block.c), len(block.c)).blocks[0].H) for block in network.blocks)
-    scaled = Network(blocks)
+    scaled = Network.of_blocks(blocks)
     search = Search(scaled, 2.0, 2.0, steps=5)
     for name in GLOBAL:
         assert_above(lipschitz(scaled, method=name).value, search.everywhere(8), name)
@@ -110,7 +110,7 @@ def test_weights_of_any_size(scale) -> None:
 def test_a_block_that_occurs_twice_is_measured_in_its_own_place() -> None:
     # In 2 -> inf, the norm of the square is not the square of the norm.
     block = linear(6, 6).blocks[0]
-    network = Network((block, block))
+    network = Network.of_blocks((block, block))
     A = block.H.as_matrix()
     exact = float(torch.linalg.vector_norm(A @ A, dim=1).max())
     for name in ("product", "liplt"):

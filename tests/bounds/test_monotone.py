@@ -40,18 +40,18 @@ def test_no_slope_exceeds_the_constant(seed: int, scale: float, name: str) -> No
     block = sll(Dense(W), scale * sll_diagonal(W), name)
     constant = monotone_residual_constant(block, NormBounds())
     assert constant is not None
-    jacobian = Network((block,)).jacobian(2 * torch.randn(200, 4, dtype=F64, generator=generator))
+    jacobian = Network.of_blocks((block,)).jacobian(2 * torch.randn(200, 4, dtype=F64, generator=generator))
     assert float(torch.linalg.matrix_norm(jacobian, 2).max()) <= float(constant) * (1 + 1e-12)
 
 
 def test_the_sll_scaling_is_proven_to_be_one_lipschitz() -> None:
     W = torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
-    network = Network(tuple(sll(Dense(s * W), sll_diagonal(s * W)) for s in (0.5, 1.0, 2.0)))
+    network = Network.of_blocks(tuple(sll(Dense(s * W), sll_diagonal(s * W)) for s in (0.5, 1.0, 2.0)))
     assert float(lipschitz(network, method="liplt")) <= 1 + 1e-9
     kernel = torch.randn(3, 2, 3, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
     conv = Conv2d(kernel, (2, 5, 5), padding=((1, 1), (1, 1)))
     d = sll_diagonal(conv.as_matrix()).reshape(conv.out_shape)
-    assert float(lipschitz(Network((sll(conv, d),)), method="product")) <= 1 + 1e-9
+    assert float(lipschitz(Network.of_blocks((sll(conv, d),)), method="product")) <= 1 + 1e-9
 
 
 def test_a_scaling_too_large_is_not_called_one_lipschitz() -> None:
@@ -66,7 +66,7 @@ def test_the_curvature_of_one_lipschitz_blocks_is_the_sum_of_theirs() -> None:
     blocks = tuple(sll(Dense(s * W), sll_diagonal(s * W)) for s in (0.5, 1.0, 2.0))
     norms = NormBounds()
     total = sum(float(block_curvature(block, 2, 2, norms)[0]) for block in blocks)
-    K = float(compositional_bound(Problem(Network(blocks), 2, 2, Global()), norms))
+    K = float(compositional_bound(Problem(Network.of_blocks(blocks), 2, 2, Global()), norms))
     assert total * (1 - 1e-9) <= K <= total * (1 + 1e-9)
 
 
@@ -116,7 +116,7 @@ def test_a_map_behind_the_block_is_a_factor(sign: float) -> None:
     constant = monotone_residual_constant(block, norms)
     assert constant is not None
     assert float(constant) <= abs(sign) * float(torch.linalg.matrix_norm(A, 2)) * (1 + 1e-9)
-    jacobian = Network((block,)).jacobian(torch.randn(500, 4, dtype=F64, generator=generator))
+    jacobian = Network.of_blocks((block,)).jacobian(torch.randn(500, 4, dtype=F64, generator=generator))
     assert float(torch.linalg.matrix_norm(jacobian, 2).max()) <= float(constant)
     rows = monotone_residual_constant(block, norms, lambda op: norms.row_norms(op, 2))
     assert rows is not None

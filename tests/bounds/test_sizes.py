@@ -112,7 +112,7 @@ def test_an_activation_without_slope_does_nothing() -> None:
     flat = declare_activation("flat", torch.zeros_like, torch.zeros_like, slope=(0.0, 0.0), curvature=(0.0, 0.0))
     (block,) = trace(net_of(nn.Tanh, 1), torch.zeros(1, 1, dtype=F64)).blocks
     assert isinstance(block, Block)
-    assert float(lipschitz(Network((replace(block, activation=flat),)))) < 1e-10
+    assert float(lipschitz(Network.of_blocks((replace(block, activation=flat),)))) < 1e-10
 
 
 @pytest.mark.parametrize("method", ["auto", "lipschitz", "lipsdp-recursion", "anchored", "unrolled", "local", "line"])
@@ -131,6 +131,6 @@ def test_a_layer_that_does_nothing_is_no_small_one() -> None:
 
 
 def test_an_affine_network_is_measured_too() -> None:
-    small = Network(tuple(block.read_out(1e-200 * block.H.T @ block.H) for block in linear(2, 2).blocks * 2))
+    small = Network.of_blocks(tuple(block.read_out(1e-200 * block.H.T @ block.H) for block in linear(2, 2).blocks * 2))
     with pytest.raises(InvalidInput, match="too small for bounds"):
         lipschitz(small)

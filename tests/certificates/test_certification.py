@@ -376,7 +376,7 @@ def step_at_zero(steepness: float, size: float) -> Network:
     W, b = torch.full((1, 1), steepness, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     out, c = torch.tensor([[0.0], [size]], dtype=torch.float64), torch.tensor([0.0, -size / 2], dtype=torch.float64)
     first = Block(Zero((1,), (1,)), Identity((1,)), Dense(W), b, b, TANH)
-    return Network((first, Affine(Dense(out), c)))
+    return Network.of_blocks((first, Affine(Dense(out), c)))
 
 
 @pytest.mark.parametrize("p", NORMS)
@@ -403,7 +403,7 @@ def test_radii_do_not_depend_on_the_scale_of_the_outputs(method: str, p: float) 
     at_one = certify(network, x, y, p=p, method=method)
     for scale in (2.0**-545, 2.0**-900):
         small = replace(last, G=Dense(scale * last.G.weight), c=scale * last.c)
-        cert = certify(Network((*network.blocks[:-1], small)), x, y, p=p, method=method)
+        cert = certify(Network.of_blocks((*network.blocks[:-1], small)), x, y, p=p, method=method)
         assert bool((cert.radius <= at_one.radius * (1 + 1e-9)).all())
         assert bool((cert.radius >= 0.3 * at_one.radius).all())
 
@@ -417,7 +417,7 @@ def test_a_search_belongs_to_the_network_and_the_inputs_that_were_certified() ->
         with_search(cert, network, x + 0.1, attack)
     last = network.blocks[-1]
     assert isinstance(last, Block)
-    other = Network((*network.blocks[:-1], replace(last, c=last.c.flip(0))))
+    other = Network.of_blocks((*network.blocks[:-1], replace(last, c=last.c.flip(0))))
     with pytest.raises(InvalidInput, match="not the one that was certified"):
         with_search(cert, other, x, attack)
 

@@ -119,7 +119,7 @@ def one_dimensional(seed: int, activation: Activation, depth: int = 3) -> Networ
         b, c = torch.randn(1, dtype=F64, generator=generator), torch.zeros(1, dtype=F64)
         blocks.append(Block(Zero((1,), (1,)), Identity((1,)), W, b, c, activation, "one"))
     last = blocks[-1].read_out(Dense(torch.tensor([[1.0], [0.0]], dtype=F64)))
-    return Network((*blocks[:-1], last))
+    return Network.of_blocks((*blocks[:-1], last))
 
 
 def violations(activation: Activation = TANH, networks: int = 8, points: int = 24, start: int | None = 0) -> int:
@@ -199,7 +199,7 @@ class TestFront:
         assert isinstance(first, Block)
         x = torch.zeros(1, 5, dtype=F64)
         assert Bounded.at(network, x, T[:1]).layers.jacobians_from == 2
-        huge = Network((replace(first, W=1e101 * first.W), *rest))
+        huge = Network.of_blocks((replace(first, W=1e101 * first.W), *rest))
         assert Bounded.at(huge, x, T[:1]).layers.jacobians_from is None
 
     def test_makes_radii_larger_where_the_front_hardly_bends(self) -> None:
@@ -291,7 +291,7 @@ class TestMutations:
         margin = 5.7
         c = torch.tensor([-0.126928 - margin, 0.0], dtype=F64)
         block = Block(Zero((1,), (2,)), Dense(torch.tensor([[1.0], [0.0]], dtype=F64)), W, b, c, steep, "steep")
-        network, x = Network((block,)), torch.full((1, 1), -0.2, dtype=F64)
+        network, x = Network.of_blocks((block,)), torch.full((1, 1), -0.2, dtype=F64)
         grid = torch.linspace(0, 1, 10001, dtype=F64)[:, None]
         values = network(x + grid)
         truth = float(grid[values[:, 0] >= values[:, 1]].amin())

@@ -38,23 +38,25 @@ def neuron() -> Network:
 def linear_chain() -> Network:
     """Aligned linear maps of rank one: every operator norm multiplies exactly."""
     maps = [torch.ones(3, 2), torch.ones(4, 3), torch.ones(2, 4)]
-    return Network(tuple(Affine(Dense(W.double()), torch.zeros(len(W), dtype=torch.float64)) for W in maps))
+    return Network.of_blocks(tuple(Affine(Dense(W.double()), torch.zeros(len(W), dtype=torch.float64)) for W in maps))
 
 
 def diagonal() -> Network:
     """Neurons that do not meet: every p -> p norm is the largest entry."""
-    return Network(tuple(layer(Diagonal(tensor(2.0, -1.0, 0.5), (3,)), TANH) for _ in range(2)))
+    return Network.of_blocks(tuple(layer(Diagonal(tensor(2.0, -1.0, 0.5), (3,)), TANH) for _ in range(2)))
 
 
 def aligned() -> Network:
     """Layers of rank one without offsets: at 0 every slope is 1, and the norms multiply."""
-    return Network(tuple(layer(Dense(torch.ones(n, m, dtype=torch.float64) / m), TANH) for m, n in ((3, 4), (4, 2))))
+    return Network.of_blocks(
+        tuple(layer(Dense(torch.ones(n, m, dtype=torch.float64) / m), TANH) for m, n in ((3, 4), (4, 2)))
+    )
 
 
 def equal_neurons() -> Network:
     """A sum of equal neurons: they bend together."""
     W, G = Dense(torch.ones(3, 2, dtype=torch.float64)), Dense(torch.ones(1, 3, dtype=torch.float64))
-    return Network((layer(W, TANH).read_out(G),))
+    return Network.of_blocks((layer(W, TANH).read_out(G),))
 
 
 def valley(activation: Activation = SIN, margin: float = 0.02) -> tuple[Network, Tensor]:
@@ -64,11 +66,11 @@ def valley(activation: Activation = SIN, margin: float = 0.02) -> tuple[Network,
     """
     G = Dense(tensor(-0.5, 0.5)[:, None])
     block = layer(Dense(torch.ones(1, 1, dtype=torch.float64)), activation).read_out(G)
-    return Network((replace(block, c=tensor(0.0, 1.0 - margin)),)), tensor(-math.pi / 2)[:, None]
+    return Network.of_blocks((replace(block, c=tensor(0.0, 1.0 - margin)),)), tensor(-math.pi / 2)[:, None]
 
 
 def slope() -> tuple[Network, Tensor]:
     """Return two linear classes, and an input whose Lipschitz radius in l2 is exact: 1."""
-    return Network((Affine(Dense(tensor(1.0, -1.0)[:, None]), torch.zeros(2, dtype=torch.float64)),)), tensor(1.0)[
-        :, None
-    ]
+    return Network.of_blocks((Affine(Dense(tensor(1.0, -1.0)[:, None]), torch.zeros(2, dtype=torch.float64)),)), tensor(
+        1.0
+    )[:, None]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import curvcert
 import curvcert.nn as cnn
 from curvcert.activations import declare_activation
-from curvcert.errors import InvalidInput, UnsupportedBlock
+from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedModule
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool, Network
 from curvcert.network.evaluation import Computed, evaluate_with_error
+from curvcert.network.nodes import AbstractNode, InputNode
 from curvcert.operators import AbstractLinearMap, Dense, Diagonal, Identity, NormBounds, Zero
 from tests.activations.cases import EXACT, ROWS
 from tests.network.cases import batch_norm
@@ -108,7 +109,9 @@ def networks(draw: st.DrawFn) -> tuple[Network, Tensor]:
     if draw(st.booleans()):
         D = Diagonal(gaussian(widths[-1], seed=seed + 4), (widths[-1],))
         blocks.append(Affine(0.3 * D, gaussian(widths[-1], seed=seed + 6), "last"))
-    return Network(tuple(blocks)), gaussian(1, widths[0], seed=seed + 9, scale=10.0 ** draw(st.integers(-12, 3)))
+    return Network.of_blocks(tuple(blocks)), gaussian(
+        1, widths[0], seed=seed + 9, scale=10.0 ** draw(st.integers(-12, 3))
+    )
 
 
 @given(networks())
@@ -120,20 +123,20 @@ def test_the_exact_value_lies_within_the_claimed_error(case: tuple[Network, Tens
 @pytest.mark.parametrize("z", [0.0, 1e-300, 1e-12, -3e-9, 0.3, -2.0, 19.0, -40.0, 1e4])
 def test_the_error_of_one_activation(name: str, z: float) -> None:
     one, zero = torch.ones(1, 1, dtype=F64), torch.zeros(1, dtype=F64)
-    net = Network((Block(Zero((1,), (1,)), Identity((1,)), Dense(one), zero, zero, PHI[name][0]),))
+    net = Network.of_blocks((Block(Zero((1,), (1,)), Identity((1,)), Dense(one), zero, zero, PHI[name][0]),))
     assert_sound(net, z * one)
 
 
 def test_underflow_is_accounted_for() -> None:
     tiny = torch.full((1, 2), 1e-200, dtype=F64)
-    net = Network((Affine(Dense(tiny), torch.zeros(1, dtype=F64)),))
+    net = Network.of_blocks((Affine(Dense(tiny), torch.zeros(1, dtype=F64)),))
     assert_sound(net, torch.full((1, 2), 1e-200, dtype=F64))
-    chain = Network((Affine(Dense(tiny), torch.zeros(1, dtype=F64)), Affine(Dense(tiny[:, :1]), tiny[0, :1])))
+    chain = Network.of_blocks((Affine(Dense(tiny), torch.zeros(1, dtype=F64)), Affine(Dense(tiny[:, :1]), tiny[0, :1])))
     assert_sound(chain, torch.full((1, 2), 1e-180, dtype=F64))
 
 
 def test_small_numbers_keep_their_norm() -> None:
-    net = Network((Affine(Dense(gaussian(3, 3, seed=1, scale=1e-160)), gaussian(3, seed=2, scale=1e-160)),))
+    net = Network.of_blocks((Affine(Dense(gaussian(3, 3, seed=1, scale=1e-160)), gaussian(3, seed=2, scale=1e-160)),))
     error = evaluate_with_error(net, torch.ones(1, 3, dtype=F64), NormBounds()).states[-1]
     assert 1e-178 < float(error.error_norm) < 1e-172
     assert_sound(net, torch.ones(1, 3, dtype=F64))
@@ -143,7 +146,7 @@ def test_small_numbers_keep_their_norm() -> None:
 def test_after_an_overflow_nothing_is_known(norms: NormBounds | None) -> None:
     huge = Dense(torch.full((2, 2), 1e150, dtype=F64))
     zero = torch.zeros(2, dtype=F64)
-    net = Network((Affine(huge, zero), Affine(huge, zero), Affine(huge, zero)))
+    net = Network.of_blocks((Affine(huge, zero), Affine(huge, zero), Affine(huge, zero)))
     evaluation = evaluate_with_error(net, torch.tensor([[1e100, 0.0], [0.0, 0.0]], dtype=F64), norms)
     last = evaluation.states[-1]
     assert bool(torch.isinf(last.error[0]).all() and torch.isinf(last.error_norm[0]))
@@ -153,12 +156,12 @@ def test_after_an_overflow_nothing_is_known(norms: NormBounds | None) -> None:
 def test_a_declared_activation_is_granted_its_rounding() -> None:
     act = declare_activation("cos", torch.cos, lambda z: -torch.sin(z), (-1.0, 1.0))
     one, zero = torch.ones(1, 1, dtype=F64), torch.zeros(1, dtype=F64)
-    net = Network((Block(Zero((1,), (1,)), Identity((1,)), Dense(one), zero, zero, act),))
+    net = Network.of_blocks((Block(Zero((1,), (1,)), Identity((1,)), Dense(one), zero, zero, act),))
     error = float(evaluate_with_error(net, one * 1.5707963267948966).states[-1].error)
     assert 1e-13 < error < 1e-12
 
 
-def test_a_block_without_a_rule_is_refused() -> None:
+def test_a_block_or_a_node_without_a_rule_is_refused() -> None:
     class Strange(AbstractBlock):
         name, in_shape, out_shape = "strange", (1,), (1,)
 
@@ -172,7 +175,16 @@ def test_a_block_without_a_rule_is_refused() -> None:
             return None
 
     with pytest.raises(UnsupportedBlock, match="Strange"):
-        evaluate_with_error(Network((Strange(),)), torch.zeros(1, 1))
+        Network.of_blocks((Strange(),))
+
+    class Odd(AbstractNode):
+        name, sources, shape = "odd", (0,), (1,)
+
+        def renumbered(self, number: dict[int, int]) -> "Odd":
+            return self
+
+    with pytest.raises(UnsupportedModule, match=r"odd: .* has no rule for a Odd"):
+        evaluate_with_error(Network((InputNode((1,)), Odd())), torch.zeros(1, 1))
 
 
 def exact_layers(model: nn.Sequential, x: Tensor) -> Numbers:
@@ -238,7 +250,7 @@ def test_offsets_that_cancel_keep_their_error(before: nn.Module) -> None:
 def test_max_pooling_passes_errors_on() -> None:
     image = (1, 4, 4)
     scale = Diagonal(torch.full(image, 0.1, dtype=F64), image)
-    net = Network((Affine(scale, torch.full(image, 0.3, dtype=F64)), MaxPool(image, (2, 2), (2, 2))))
+    net = Network.of_blocks((Affine(scale, torch.full(image, 0.3, dtype=F64)), MaxPool(image, (2, 2), (2, 2))))
     x = gaussian(1, *image, seed=3)
     last = evaluate_with_error(net, x, NormBounds()).states[-1]
     with mpmath.workdps(DIGITS):
@@ -261,6 +273,6 @@ def test_blocks_are_validated_at_birth() -> None:
     with pytest.raises(InvalidInput, match="does not fit"):
         MaxPool((4, 4), (2, 2), (2, 2))
     with pytest.raises(InvalidInput, match="at least one block"):
-        Network(())
+        Network.of_blocks(())
     with pytest.raises(InvalidInput, match="takes"):
-        Network((Affine(one, c), Affine(Dense(torch.ones(1, 2, dtype=F64)), c, "second")))
+        Network.of_blocks((Affine(one, c), Affine(Dense(torch.ones(1, 2, dtype=F64)), c, "second")))

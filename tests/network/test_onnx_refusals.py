@@ -231,7 +231,11 @@ class TestFiles:
     def test_growth_is_bounded(self, tmp_path) -> None:
         start = time.perf_counter()
         doubled = [node("Add", f"v{k}", f"v{k}", to=f"v{k + 1}") for k in range(60)]
-        model = built([node("Identity", "x", to="v0"), *doubled, node("Tanh", "v60")], V)
+        network = loaded(built([node("Identity", "x", to="v0"), *doubled, node("Tanh", "v60")], V), tmp_path)
+        assert len(network.nodes) < 70
+        added = [node("Add", f"v{k}", f"v{k - 1}", to=f"v{k + 1}") for k in range(1, 60)]
+        ends = [node("Identity", "x", to="v0"), node("Neg", "x", to="v1")]
+        model = built([*ends, *added, node("Tanh", "v60")], V)
         with pytest.raises(UnsupportedModule, match="linear maps"):
             loaded(model, tmp_path)
         joined = [node("Concat", f"c{k}", f"c{k}", to=f"c{k + 1}", axis=0) for k in range(60)]

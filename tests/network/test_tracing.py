@@ -9,10 +9,10 @@ from torch import nn
 from torch.func import jacrev, vmap
 
 import curvcert
-import curvcert.operators
 from curvcert.errors import CurvcertError, UnsupportedActivation
 from curvcert.network import Affine, Block, MaxPool, Network
 from curvcert.network.evaluation import evaluate_with_error
+from curvcert.operators import Dense, NormBounds
 from tests.network.cases import CASES, CONV, IDS, RESIDUAL, Case, Function
 
 every_case = pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -60,21 +60,33 @@ def test_shapes_and_number_of_blocks(case: Case) -> None:
 
 
 @every_case
-def test_states_prefixes_and_pre_activations_agree(case: Case) -> None:
+def test_values_prefixes_and_blocks_agree(case: Case) -> None:
     _, net = traced(case)
     x = case.inputs()
-    states = net.states(x)
-    assert len(states) == len(net.blocks) + 1
-    assert torch.equal(states[0], x)
-    assert torch.equal(states[-1], net(x))
-    for k, block in enumerate(net.blocks, start=1):
-        assert torch.equal(net.prefix(k)(x), states[k])
-        assert torch.equal(block.evaluate(states[k - 1]), states[k])
-    inner = [(block, state) for block, state in zip(net.blocks, states, strict=False) if isinstance(block, Block)]
-    pre = net.pre_activations(x)
-    assert len(pre) == len(inner)
-    for z, (block, state) in zip(pre, inner, strict=True):
-        assert torch.equal(z, block.W.apply(state) + block.b)
+    values = net.values(x)
+    assert torch.equal(values[0], x)
+    assert torch.equal(values[-1], net(x))
+    state = x
+    for k, link in enumerate(net.chain, start=1):
+        if isinstance(link.block, Block):
+            assert close(values[link.z], link.block.W.apply(state) + link.block.b)
+        assert close(link.block.evaluate(state), values[link.output])
+        assert close(net.prefix(k)(x), values[link.output])
+        state = values[link.output]
+
+
+@every_case
+def test_a_chain_is_found_again_in_the_nodes_of_its_blocks(case: Case) -> None:
+    _, net = traced(case)
+    x, rows = case.inputs(), torch.randn(2, net.outputs, dtype=torch.float64)
+    again = Network.of_blocks(net.blocks)
+    for one, other in (
+        (again, net),
+        (Network(again.nodes), net),
+        (Network(net.read_out(rows).nodes), net.read_out(rows)),
+    ):
+        assert [type(block) for block in one.blocks] == [type(block) for block in other.blocks]
+        assert close(one(x), other(x))
 
 
 @every_case
@@ -107,14 +119,12 @@ def test_only_smooth_networks_pass_as_smooth(case: Case) -> None:
 def test_evaluation_has_the_values_of_the_network_and_small_errors(case: Case) -> None:
     _, net = traced(case)
     x = case.inputs()
-    for evaluation in (evaluate_with_error(net, x), evaluate_with_error(net, x, curvcert.operators.NormBounds())):
-        pairs = zip(evaluation.states, net.states(x), strict=True)
+    for evaluation in (evaluate_with_error(net, x), evaluate_with_error(net, x, NormBounds())):
+        pairs = zip(evaluation.values, net.values(x), strict=True)
         for computed, state in pairs:
             assert torch.equal(computed.value, state)
             assert bool((computed.error < 1e-10 * (1 + state.abs().max())).all())
             assert bool((computed.error_norm < 1e-10 * (1 + state.abs().max())).all())
-        pre = [z.value for z in evaluation.pre_activations if z is not None]
-        assert all(map(torch.equal, pre, net.pre_activations(x)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -182,13 +192,13 @@ def test_its_own_arithmetic_is_never_tf32(monkeypatch: pytest.MonkeyPatch) -> No
     """What a GPU rounds coarsely by default would decide which witnesses replay."""
     net = curvcert.trace(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval(), torch.zeros(1, 3))
     precisions = torch.backends.cudnn.conv
-    before, seen, evaluate = precisions.fp32_precision, [], Block.evaluate
+    before, seen, evaluate = precisions.fp32_precision, [], Dense._apply
 
-    def watched(block: Block, x: torch.Tensor) -> torch.Tensor:
+    def watched(op: Dense, x: torch.Tensor) -> torch.Tensor:
         seen.append(precisions.fp32_precision)
-        return evaluate(block, x)
+        return evaluate(op, x)
 
-    monkeypatch.setattr(Block, "evaluate", watched)
+    monkeypatch.setattr(Dense, "_apply", watched)
     net.in_source_dtype(torch.zeros(2, 3))
     assert set(seen) == {"ieee"}
     assert precisions.fp32_precision == before != "ieee"

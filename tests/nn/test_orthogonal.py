@@ -92,7 +92,7 @@ def test_a_network_file_tells_shifts_apart() -> None:
     x = torch.zeros(1, 4, 3, 3, dtype=F64)
     blocks = curvcert.trace(cnn.OrthogonalStack(4, 1).double().eval(), x).blocks
     other = Composition((blocks[0].W.factors[0], ChannelShift((4, 3, 3), ((4, 0, 1),))))
-    digests = {network_digest(Network((replace(blocks[0], W=W), *blocks[1:]))) for W in (blocks[0].W, other)}
+    digests = {network_digest(Network.of_blocks((replace(blocks[0], W=W), *blocks[1:]))) for W in (blocks[0].W, other)}
     assert len(digests) == 2
 
 

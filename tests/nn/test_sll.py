@@ -145,7 +145,7 @@ def test_a_smaller_T_raises_the_proven_constant(name: str) -> None:
     bounds = []
     for factor in (1.0, 0.9, 0.5, 0.25):
         G = -1.0 * (block.W.T @ Diagonal(weights / factor, block.W.out_shape))
-        net = Network((replace(block, G=G),))
+        net = Network.of_blocks((replace(block, G=G),))
         bounds.append(float(curvcert.lipschitz(net, method="product")))
         assert float(Search(net, 2, 2, steps=10).everywhere(starts=8)) <= bounds[-1] * (1 + ROUNDING)
     assert bounds[0] <= 1 + 1e-6
@@ -161,7 +161,7 @@ def test_the_proven_constant_is_attained_where_T_is_tight() -> None:
     net = curvcert.trace(model, torch.zeros(1, 3))
     block = only_block(net)
     G = -1.0 * (block.W.T @ Diagonal(torch.full((3,), 2 / 0.9, dtype=F64), (3,)))
-    tampered = Network((replace(block, G=G),))
+    tampered = Network.of_blocks((replace(block, G=G),))
     truth = float(torch.linalg.matrix_norm(tampered.jacobian(torch.zeros(1, 3))[0], 2))
     bound = float(curvcert.lipschitz(tampered))
     assert math.isclose(truth, 2 / 0.9 - 1, rel_tol=1e-12)

@@ -85,7 +85,7 @@ class TestNormEstimates:
         W1, W2, W3 = (Dense(weight) for weight in weights)
         first = Block(Zero((5,), (7,)), Identity((7,)), W1, torch.zeros(7, dtype=F64), torch.zeros(7, dtype=F64), TANH)
         last = Block(Zero((7,), (3,)), W3, W2, torch.zeros(6, dtype=F64), torch.zeros(3, dtype=F64), TANH)
-        return Network((first, last)), weights
+        return Network.of_blocks((first, last)), weights
 
     @pytest.mark.parametrize("names", [["product"], ["vectorised"], ["sdp"], ["hadamard"], None])
     @pytest.mark.parametrize("scalars", [False, True])

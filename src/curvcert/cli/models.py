@@ -213,7 +213,7 @@ def _normalised(network: Network, choice: ModelChoice) -> Network:
     front = trace(layer, torch.zeros(1, *network.in_shape, dtype=network.source_dtype)).blocks[0]
     first = network.blocks[0]
     if not isinstance(front, Affine) or not isinstance(first, Block | Affine):
-        return replace(network, blocks=(front, *network.blocks))
+        return Network.of_blocks((front, *network.blocks), network.source_dtype)
     shift, shift_error = fold_offset(first.H, front.c, front.c_error)
     c, c_error = add_offsets(first.c, shift, first.c_error, shift_error)
     folded: Block | Affine = replace(first, H=first.H @ front.H, c=c, c_error=c_error)
@@ -221,4 +221,4 @@ def _normalised(network: Network, choice: ModelChoice) -> Network:
         shift, shift_error = fold_offset(first.W, front.c, front.c_error)
         b, b_error = add_offsets(first.b, shift, first.b_error, shift_error)
         folded = replace(folded, W=first.W @ front.H, b=b, b_error=b_error)
-    return replace(network, blocks=(folded, *network.blocks[1:]))
+    return Network.of_blocks((folded, *network.blocks[1:]), network.source_dtype)

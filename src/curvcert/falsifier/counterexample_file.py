@@ -104,7 +104,7 @@ def _example(header: dict[str, Any], arrays: Arrays) -> Counterexample:
 
 
 def _network(description: dict[str, Any], weights: dict[str, Tensor]) -> Network:
-    return Network(tuple(_block(block, weights) for block in description["blocks"]))
+    return Network.of_blocks(tuple(_block(block, weights) for block in description["blocks"]))
 
 
 def _block(block: dict[str, Any], weights: dict[str, Tensor]) -> AbstractBlock:

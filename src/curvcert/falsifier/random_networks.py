@@ -91,7 +91,7 @@ def single_neuron(activation: Activation, weight: float) -> Network:
     0.0
     """
     W = Dense(torch.full((1, 1), weight, dtype=torch.float64))
-    return Network((_plain(W, activation, torch.zeros(1, dtype=torch.float64)),))
+    return Network.of_blocks((_plain(W, activation, torch.zeros(1, dtype=torch.float64)),))
 
 
 Pool = tuple[Activation, ...]
@@ -174,7 +174,7 @@ def _convolutional(draw: Draw, pool: Pool) -> Network:
     size = math.prod(shape)
     last = Dense(_scaled(draw, draw.pick.randint(2, 4), size)) @ Reshape(shape, (size,))
     blocks.append(Affine(last, 0.3 * draw.normal(*last.out_shape), "last"))
-    return Network(tuple(blocks))
+    return Network.of_blocks(tuple(blocks))
 
 
 def _conv(draw: Draw, shape: tuple[int, ...]) -> Conv2d:
@@ -230,7 +230,7 @@ def _block(draw: Draw, H: AbstractLinearMap, G: AbstractLinearMap, W: AbstractLi
 
 def _read_out(draw: Draw, blocks: list[AbstractBlock]) -> Network:
     """Return the blocks as a network: as they are now and then, otherwise with a last linear map in the last block."""
-    network = Network(tuple(blocks))
+    network = Network.of_blocks(tuple(blocks))
     if draw.pick.random() < 0.25:
         return network
     return network.read_out(_scaled(draw, draw.pick.choice((1, 2, 3, 3, 4)), network.outputs))

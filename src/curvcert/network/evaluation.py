@@ -4,18 +4,19 @@ Errors travel in two ways, and the smaller counts: coordinate by coordinate thro
 absolute values, and in the 2-norm through spectral norms, which grow far slower with depth.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 
 import torch
 from torch import Tensor
 
 from curvcert.activations import Activation
 from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
-from curvcert.errors import UnsupportedBlock
-from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool
 from curvcert.network.network import Network
-from curvcert.operators import AbstractLinearMap, NormBounds
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.rewriting.chain import Chain
+from curvcert.network.sweeps import AbstractForward
+from curvcert.operators import NormBounds
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
@@ -31,10 +32,29 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The computed input of every block, the output, and every pre-activation (None without one)."""
+    """The computed value of every node."""
 
-    states: tuple[Computed, ...]
-    pre_activations: tuple[Computed | None, ...]
+    network: Network
+    values: tuple[Computed, ...]
+
+    @property
+    def output(self) -> Computed:
+        """The value of the last node."""
+        return self.values[-1]
+
+    @property
+    def states(self) -> tuple[Computed, ...]:
+        """The input of every block of a chain, and the output."""
+        return (self.values[0], *(self.values[link.output] for link in self._chain))
+
+    @property
+    def pre_activations(self) -> tuple[Computed | None, ...]:
+        """The pre-activation of every block of a chain; None for a block without one."""
+        return tuple(None if link.z is None else self.values[link.z] for link in self._chain)
+
+    @property
+    def _chain(self) -> Chain:
+        return self.network.chain
 
 
 def evaluate_with_error(network: Network, x: Tensor, norms: NormBounds | None = None) -> Evaluation:
@@ -43,59 +63,55 @@ def evaluate_with_error(network: Network, x: Tensor, norms: NormBounds | None = 
     Without `norms` errors travel coordinate by coordinate only: no norm is computed, deep networks get more slack.
 
     >>> from curvcert.activations import TANH
-    >>> from curvcert.operators import Dense, Identity, Zero
-    >>> ones, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    >>> network = Network((Block(Zero((1,), (1,)), Identity((1,)), Dense(ones), zero, zero, TANH),))
-    >>> 0 < float(evaluate_with_error(network, ones).states[-1].error) < 1e-14
+    >>> from curvcert.network.builder import start
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> network = Network(start((1,), one.device).activate(TANH, "tanh").builder.nodes)
+    >>> 0 < float(evaluate_with_error(network, one).output.error) < 1e-14
     True
     """
     x = network.require_batch(x)
-    states = [Computed(x, torch.zeros_like(x), x.new_zeros(len(x)))]
-    pre: list[Computed | None] = []
-    for block in network.blocks:
-        z, state = _step(block, states[-1], norms)
-        pre.append(z)
-        states.append(state)
-    return Evaluation(tuple(states), tuple(pre))
+    start = Computed(x, torch.zeros_like(x), x.new_zeros(len(x)))
+    return Evaluation(network, tuple(_Evaluating(norms).sweep(network.nodes, start)))
 
 
-@singledispatch
-def _step(block: AbstractBlock, x: Computed, norms: NormBounds | None) -> tuple[Computed | None, Computed]:
-    """Return the pre-activation, if there is one, and the output of a block."""
-    raise UnsupportedBlock(f"evaluate_with_error has no rule for {type(block).__name__}.")
+class _Evaluating(AbstractForward[Computed]):
+    """Values with bounds on their errors."""
 
+    def __init__(self, norms: NormBounds | None) -> None:
+        self._norms = norms
 
-@_step.register(MaxPool)
-def _(block: MaxPool, x: Computed, norms: NormBounds | None) -> tuple[None, Computed]:
-    # Each output is one of the inputs, or beside one by no more than the largest error.
-    worst = x.error.flatten(1).amax(dim=1)
-    value = block.evaluate(x.value)
-    return None, _computed(value, _spread(worst, value), None)
+    def affine(self, node: AffineNode, values: Sequence[Computed]) -> Computed:
+        total, error = torch.zeros_like(node.offset), torch.zeros_like(node.offset)
+        passed = values[0].value.new_zeros(len(values[0].value))
+        for term, x in zip(node.terms, values, strict=True):
+            size, g = magnitude(term.map), gamma(rounding_length(term.map) + 1)
+            image = term.map.apply(x.value)
+            total = total + image
+            # The product's own rounding, that of the running sum, and what came with x; only the last may use norms.
+            local = inflate(g * size.apply(x.value.abs()), g) + UNIT_ROUNDOFF * total.abs()
+            error = error + local
+            passed = passed if self._norms is None else passed + self._norms.norm(term.map, 2, 2) * x.error_norm
+        total = total + node.offset
+        error = error + UNIT_ROUNDOFF * total.abs()
+        if node.offset_error is not None:
+            error = error + node.offset_error
+        norm = None if self._norms is None else passed + _norm(error)
+        for term, x in zip(node.terms, values, strict=True):
+            error = error + inflate(magnitude(term.map).apply(x.error), gamma(rounding_length(term.map) + 1))
+        return _computed(total, error, norm, 2 * len(values))
 
+    def elementwise(self, node: ElementwiseNode, value: Computed) -> Computed:
+        alpha, beta = node.activation.slope
+        steepest = max(abs(alpha), abs(beta))
+        y = node.activation.value(value.value)
+        local = _activation_error(node.activation, y)
+        return _computed(y, steepest * value.error + local, steepest * value.error_norm + _norm(local))
 
-@_step.register(Affine)
-def _(block: Affine, x: Computed, norms: NormBounds | None) -> tuple[None, Computed]:
-    return None, _affine(block.H, x, block.c, block.c_error, norms)
-
-
-@_step.register(Block)
-def _(block: Block, x: Computed, norms: NormBounds | None) -> tuple[Computed, Computed]:
-    z = _affine(block.W, x, block.b, block.b_error, norms)
-    y = _affine(block.G, _activated(block.activation, z), block.c, block.c_error, norms)
-    if not block.is_residual:
-        return z, y
-    skip = _affine(block.H, x, torch.zeros_like(block.c), None, norms)
-    total = y.value + skip.value
-    error = y.error + skip.error + UNIT_ROUNDOFF * total.abs()
-    return z, _computed(total, error, y.error_norm + skip.error_norm + UNIT_ROUNDOFF * _norm(total))
-
-
-def _activated(activation: Activation, z: Computed) -> Computed:
-    alpha, beta = activation.slope
-    steepest = max(abs(alpha), abs(beta))
-    value = activation.value(z.value)
-    local = _activation_error(activation, value)
-    return _computed(value, steepest * z.error + local, steepest * z.error_norm + _norm(local))
+    def max_pool(self, node: MaxPoolNode, value: Computed) -> Computed:
+        # Each output is one of the inputs, or beside one by no more than the largest error.
+        worst = value.error.flatten(1).amax(dim=1)
+        y = node.pool.evaluate(value.value)
+        return _computed(y, _spread(worst, y), None)
 
 
 def _activation_error(activation: Activation, value: Tensor) -> Tensor:
@@ -105,29 +121,18 @@ def _activation_error(activation: Activation, value: Tensor) -> Tensor:
     return DECLARED_ROUNDING * (1 + value.abs())
 
 
-def _affine(
-    A: AbstractLinearMap, x: Computed, offset: Tensor, offset_error: Tensor | None, norms: NormBounds | None
-) -> Computed:
-    value = A.apply(x.value) + offset
-    size, g = magnitude(A), gamma(rounding_length(A) + 1)
-    local = inflate(g * size.apply(x.value.abs()), g) + UNIT_ROUNDOFF * value.abs()
-    if offset_error is not None:
-        local = local + offset_error
-    error = local + inflate(size.apply(x.error), g)
-    return _computed(value, error, None if norms is None else norms.norm(A, 2, 2) * x.error_norm + _norm(local))
-
-
-def _computed(value: Tensor, error: Tensor, norm: Tensor | None) -> Computed:
+def _computed(value: Tensor, error: Tensor, norm: Tensor | None, sums: int = 0) -> Computed:
     """Combine both bounds: no coordinate is off by more than the whole vector is.
 
-    TINY stands for what underflow lost.  Where a value overflowed, nothing is known of the whole sample.
+    `sums` counts what was added up beyond a few terms; TINY stands for what underflow lost.  Where a value
+    overflowed, nothing is known of the whole sample.
     """
-    error = inflate(error, gamma(16)) + TINY
+    error = inflate(error, gamma(16 + sums)) + TINY
     size = _norm(error)
     # NaN or infinity in any coordinate shows here.
     total = size + value.abs().flatten(1).amax(dim=1)
     if norm is not None:
-        size = torch.minimum(size, inflate(norm, gamma(16)) + TINY * value[0].numel())
+        size = torch.minimum(size, inflate(norm, gamma(16 + sums)) + TINY * value[0].numel())
         total = total + size
     known = total < torch.inf
     size = torch.where(known, size, torch.inf)

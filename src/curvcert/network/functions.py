@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
-from curvcert.network.lowering import Value, flatten, lower_exactly, reshape, scale_by
+from curvcert.network.builder import Value
+from curvcert.network.lowering import flatten, lower_exactly, reshape, scale_by
 from curvcert.network.recording import is_in_place_call, is_in_place_module, path_of, require_own_memory
 
 # A functional layer is the module of the same arguments.

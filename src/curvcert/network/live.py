@@ -4,11 +4,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from curvcert.errors import UnsupportedModule
-from curvcert.network.block import Affine, Block
-from curvcert.network.lowering import is_known, start
+from curvcert.network.builder import start
+from curvcert.network.lowering import is_known
 from curvcert.network.network import Network
+from curvcert.network.nodes import AffineNode
 from curvcert.network.recording import record
-from curvcert.network.tracing import closed, lowered
+from curvcert.network.tracing import chain_network, lowered
 from curvcert.network.verification import require_recordable
 from curvcert.operators.base import weights
 
@@ -45,11 +46,8 @@ class LiveNetwork:
         self._graph: fx.Graph | None = None if is_known(model) else record(model)
         self._fixed: Network | None = None
         network = self()
-        held = (
-            tensor for b in network.blocks if isinstance(b, Block) for op in (b.H, b.G, b.W) for tensor in weights(op)
-        )
-        affine = (tensor for b in network.blocks if isinstance(b, Affine) for tensor in weights(b.H))
-        if all(tensor.grad_fn is None for tensor in (*held, *affine)):
+        maps = (term.map for node in network.nodes if isinstance(node, AffineNode) for term in node.terms)
+        if all(tensor.grad_fn is None for op in maps for tensor in weights(op)):
             self._fixed = network
 
     @property
@@ -62,5 +60,5 @@ class LiveNetwork:
         if self._fixed is not None:
             return self._fixed
         like = next((t for t in self._model.parameters() if t.dtype.is_floating_point), torch.empty(0))
-        x = start((), self._shape, like.device, like.dtype, live=True)
-        return Network(closed(lowered(self._model, x, self._graph)), source_dtype=like.dtype)
+        x = start(self._shape, like.device, like.dtype, live=True)
+        return chain_network(lowered(self._model, x, self._graph), source_dtype=like.dtype)

@@ -1,49 +1,97 @@
-"""A network as every bound reads it: a tuple of blocks in float64."""
+r"""A network as every bound reads it: a graph of nodes in float64, each computed from earlier ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import final
 
 import torch
 from torch import Tensor
 
-from curvcert.errors import InvalidInput, UnsupportedModule
-from curvcert.network.block import AbstractBlock, Affine, Block
-from curvcert.operators import Dense, Reshape
+from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedModule
+from curvcert.network.block import AbstractBlock, Affine, image
+from curvcert.network.builder import Builder
+from curvcert.network.nodes import (
+    AbstractNode,
+    AffineNode,
+    ElementwiseNode,
+    MaxPoolNode,
+    require_order,
+)
+from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
+from curvcert.network.sweeps import AbstractBackward, AbstractForward
+from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """A composition of blocks, the first applied first.
+    """A feed-forward graph of affine maps, elementwise activations and max-pooling.
 
     Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches; `source_dtype` is that of
-    the module it came from.
+    the module it came from.  A network that is a composition of the paper's blocks has them as `blocks`.
     """
 
-    blocks: tuple[AbstractBlock, ...]
+    nodes: tuple[AbstractNode, ...]
     source_dtype: torch.dtype = torch.float64
+    made_of: Chain | None = None
+    """The blocks that the nodes were made of, where they were: the chain view as given, rather than found again."""
 
     def __post_init__(self) -> None:
-        if not self.blocks:
+        require_order(self.nodes)
+
+    @staticmethod
+    def of_blocks(blocks: Sequence[AbstractBlock], source_dtype: torch.dtype = torch.float64) -> "Network":
+        """Return the composition of blocks, the first applied first."""
+        if not blocks:
             raise InvalidInput("A Network needs at least one block.")
-        for left, right in pairwise(self.blocks):
+        for left, right in pairwise(blocks):
             if left.out_shape != right.in_shape:
                 raise InvalidInput(f"Block {right.name!r} takes {right.in_shape}, got {left.out_shape}.")
+        nodes, chain = expanded(blocks)
+        return Network(nodes, source_dtype, chain)
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The paper's blocks that the network is a composition of, and where their values stand among the nodes.
+
+        Raises:
+            UnsupportedBlock: if it is none.
+        """
+        if self.made_of is not None:
+            return self.made_of
+        found = next(self._maps(), Identity((), torch.float64))
+        like = Identity((), found.dtype, found.device)
+        try:
+            return chain_of(self.nodes, like, self.live)
+        except UnsupportedModule as error:
+            raise UnsupportedBlock(str(error)) from error
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the network is a composition of blocks."""
+        try:
+            return bool(self.chain)
+        except UnsupportedBlock:
+            return False
+
+    @property
+    def blocks(self) -> tuple[AbstractBlock, ...]:
+        """The blocks of a network that is a chain, the first applied first; refused where it is none."""
+        return tuple(link.block for link in self.chain)
 
     @property
     def in_shape(self) -> Shape:
         """Shape of one input, without the batch dimension."""
-        return self.blocks[0].in_shape
+        return self.nodes[0].shape
 
     @property
     def out_shape(self) -> Shape:
         """Shape of one output, without the batch dimension."""
-        return self.blocks[-1].out_shape
+        return self.nodes[-1].shape
 
     @property
     def outputs(self) -> int:
@@ -53,23 +101,26 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        block = next((b for b in self.blocks if isinstance(b, Block | Affine)), None)
-        return torch.device("cpu") if block is None else block.H.device
+        found = next(self._maps(), None)
+        return torch.device("cpu") if found is None else found.device
+
+    def _maps(self) -> Iterator[AbstractLinearMap]:
+        return (term.map for node in self.nodes if isinstance(node, AffineNode) for term in node.terms)
 
     @property
     def live(self) -> bool:
         """Whether the maps are a module's own parameters, as `LiveNetwork` makes them: for estimates only."""
-        return any(b.c.is_meta for b in self.blocks if isinstance(b, Block | Affine))
+        return any(node.offset.is_meta for node in self.nodes if isinstance(node, AffineNode))
 
     @property
     def assumes(self) -> tuple[str, ...]:
         """What a user declared about the activations, and we could only sample."""
-        found = (line for b in self.blocks if isinstance(b, Block) for line in b.activation.assumes)
+        found = (line for node in self.nodes if isinstance(node, ElementwiseNode) for line in node.activation.assumes)
         return tuple(dict.fromkeys(found))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs for a batch of inputs."""
-        return reduce(lambda y, block: block.evaluate(y), self.blocks, self.require_batch(x))
+        return self.values(x)[-1]
 
     def in_source_dtype(self, x: Tensor) -> Tensor:
         """Return the outputs as computed in the arithmetic of the dtype of the module that the network came from.
@@ -78,34 +129,28 @@ class Network:
         """
         inputs = self.require_batch(x).to(self.source_dtype)
         with _ieee_products():
-            return reduce(lambda y, block: block.evaluate(y), self.blocks, inputs)
+            return _Values().sweep(self.nodes, inputs)[-1]
 
-    def states(self, x: Tensor) -> list[Tensor]:
-        """Return the input of every block and, last, the output of the network."""
-        found = [self.require_batch(x)]
-        for block in self.blocks:
-            found.append(block.evaluate(found[-1]))
-        return found
-
-    def pre_activations(self, x: Tensor) -> list[Tensor]:
-        """Return z = W x + b of every block that has an activation."""
-        pairs = zip(self.blocks, self.states(x), strict=False)
-        return [block.pre_activation(state) for block, state in pairs if isinstance(block, Block)]
+    def values(self, x: Tensor) -> list[Tensor]:
+        """Return the value of every node for a batch of inputs."""
+        return _Values().sweep(self.nodes, self.require_batch(x))
 
     def jacobian(self, x: Tensor) -> Tensor:
         """Return the Jacobians at a batch of inputs, of shape (batch, outputs, *in_shape)."""
-        states = self.states(x)
-        eye = torch.eye(self.outputs, dtype=torch.float64, device=states[0].device)
-        g = eye.reshape(1, self.outputs, *self.out_shape).expand(len(states[0]), *(-1,) * (1 + len(self.out_shape)))
-        for block, state in zip(reversed(self.blocks), reversed(states[:-1]), strict=True):
-            g = block.pull_back(state, g)
-        return g
+        values = self.values(x)
+        eye = torch.eye(self.outputs, dtype=torch.float64, device=values[0].device)
+        g = eye.reshape(1, self.outputs, *self.out_shape).expand(len(values[0]), *(-1,) * (1 + len(self.out_shape)))
+        return self.pulled_back(values, g)
+
+    def pulled_back(self, values: Sequence[Tensor], g: Tensor) -> Tensor:
+        """Return Df(x)' g for covectors g of shape (batch, rows, *out_shape), given the values of all nodes at x."""
+        return _Covectors(values).sweep(self.nodes, g)[0]
 
     def prefix(self, k: int) -> "Network":
         """Return the network of the first k blocks."""
         if not 1 <= k <= len(self.blocks):
             raise InvalidInput(f"A prefix has 1 to {len(self.blocks)} blocks, got {k}.")
-        return replace(self, blocks=self.blocks[:k])
+        return Network.of_blocks(self.blocks[:k], self.source_dtype)
 
     def read_out(self, rows: Tensor) -> "Network":
         """Return the network whose outputs are linear functionals of this one's, one a row."""
@@ -116,15 +161,22 @@ class Network:
         return self._read_out(rows)
 
     def _read_out(self, rows: Tensor) -> "Network":
-        last = self.blocks[-1]
-        dtype = last.H.dtype if isinstance(last, Block | Affine) else torch.float64
+        found = next(self._maps(), None)
+        dtype = torch.float64 if found is None else found.dtype
         weight = rows.detach().to(device=self.device, dtype=dtype, copy=True)
         A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), dtype, self.device)
-        block = last.read_out(A)
+        builder = Builder(self.in_shape, self.device, dtype, self.live, self.nodes)
+        nodes = builder.last.linear(A, name="read-out").builder.nodes
+        return Network(nodes, self.source_dtype, self._chain_read_out(A) if self.is_chain else None)
+
+    def _chain_read_out(self, A: AbstractLinearMap) -> Chain:
+        """Return the chain with a map behind it: part of its last block, where that has a place for it."""
+        last, output = self.chain[-1], len(self.nodes)
+        block = last.block.read_out(A)
         if block is not None:
-            return replace(self, blocks=(*self.blocks[:-1], block))
+            return (*self.chain[:-1], Link(block, last.z, output))
         c = torch.zeros(A.out_shape, dtype=torch.float64, device=self.device)
-        return replace(self, blocks=(*self.blocks, Affine(A, c, name="read-out")))
+        return (*self.chain, Link(Affine(A, c, name="read-out"), None, output))
 
     def logit(self, i: int) -> "Network":
         """Return the scalar network f_i."""
@@ -144,7 +196,9 @@ class Network:
 
     def to(self, device: torch.device | str) -> "Network":
         """Return the same network on another device."""
-        return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
+        if self.made_of is not None:
+            return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
+        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype)
 
     def require_batch(self, x: Tensor) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""
@@ -160,14 +214,14 @@ class Network:
         return x.to(torch.float64)
 
     def require_smooth(self) -> None:
-        """Raise unless every block has a curvature constant."""
-        for block in self.blocks:
-            if isinstance(block, Block):
-                _ = block.activation.curvature_c
-            elif not isinstance(block, Affine):
+        """Raise unless every node has a curvature constant."""
+        for node in self.nodes:
+            if isinstance(node, ElementwiseNode):
+                _ = node.activation.curvature_c
+            elif isinstance(node, MaxPoolNode):
                 raise UnsupportedModule(
-                    f"{block.name or 'A block'} is a {type(block).__name__}: its derivative jumps, so it has no "
-                    "curvature constant. Ask for lipschitz, or replace it by average pooling."
+                    f"{node.name or 'A node'} is a MaxPool: its derivative jumps, so it has no curvature constant. Ask "
+                    "for lipschitz, or replace it by average pooling."
                 )
 
     def _unit(self, i: int) -> Tensor:
@@ -178,11 +232,50 @@ class Network:
         return row
 
     def __repr__(self) -> str:
+        if not self.is_chain:
+            lines = [f"Network({self.in_shape} -> {self.out_shape}, {len(self.nodes)} nodes"]
+            lines += [
+                f"  {k} {node.name}: {type(node).__name__} of {node.sources}" for k, node in enumerate(self.nodes)
+            ]
+            return "\n".join(lines) + ")"
         lines = [f"Network({self.in_shape} -> {self.out_shape}, {len(self.blocks)} blocks"]
         lines += [
             f"  {b.name or k}: {type(b).__name__} {b.in_shape} -> {b.out_shape}" for k, b in enumerate(self.blocks)
         ]
         return "\n".join(lines) + ")"
+
+
+class _Values(AbstractForward[Tensor]):
+    """Values of a batch, in its own dtype: float64, or another for replaying."""
+
+    def affine(self, node: AffineNode, values: Sequence[Tensor]) -> Tensor:
+        images = [image(term.map, value) for term, value in zip(node.terms, values, strict=True)]
+        return reduce(torch.add, images) + node.offset.to(images[0].dtype)
+
+    def elementwise(self, node: ElementwiseNode, value: Tensor) -> Tensor:
+        return node.activation.value(value)
+
+    def max_pool(self, node: MaxPoolNode, value: Tensor) -> Tensor:
+        return node.pool.evaluate(value)
+
+
+class _Covectors(AbstractBackward[Tensor]):
+    """Covectors, (batch, rows, *shape) for each node, pulled back through the derivatives at known values."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self._values = values
+
+    def joined(self, k: int, arriving: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.add, arriving)
+
+    def affine(self, k: int, node: AffineNode, value: Tensor) -> Sequence[Tensor]:
+        return [term.map.adjoint(value) for term in node.terms]
+
+    def elementwise(self, k: int, node: ElementwiseNode, value: Tensor) -> Tensor:
+        return node.activation.derivative(self._values[node.source]).unsqueeze(1) * value
+
+    def max_pool(self, k: int, node: MaxPoolNode, value: Tensor) -> Tensor:
+        return node.pool.pull_back(self._values[node.source], value)
 
 
 @contextmanager

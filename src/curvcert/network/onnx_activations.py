@@ -17,7 +17,8 @@ from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.activations.formulas import SELU_ALPHA, SELU_SCALE
 from curvcert.errors import InvalidInput
-from curvcert.network.lowering import LARGEST_DEVIATION, Value
+from curvcert.network.builder import Value
+from curvcert.network.lowering import LARGEST_DEVIATION
 from curvcert.network.onnx_file import Array, Node
 
 TOLERANCE = 2.0**-21

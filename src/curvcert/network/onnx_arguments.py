@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.network.lowering import Value
+from curvcert.network.builder import Value
 from curvcert.network.onnx_file import Graph, Node, shown
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.base import Shape

@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
+from curvcert.network.builder import Value
 from curvcert.network.functions import Batch
-from curvcert.network.lowering import Value, reshape, scale_by
+from curvcert.network.lowering import reshape, scale_by
 from curvcert.network.onnx_arguments import Context, Rule, argument, linear, value_of, weight
 from curvcert.network.onnx_constants import axes_of, integers
 from curvcert.network.onnx_file import FLOATS, Array, Node
 from curvcert.network.onnx_windows import average_pool, conv, max_pool, pad
 from curvcert.operators import (
-    AbstractLinearMap,
     AveragePool2d,
-    Composition,
     Conv2d,
     Dense,
     Reshape,
-    Scaled,
-    Sum,
     batch_norm_in_eval,
     scale,
 )
@@ -34,7 +31,6 @@ from curvcert.operators.base import Shape
 from curvcert.operators.permutation import Permutation
 from curvcert.rounding import TINY, UNIT_ROUNDOFF
 
-_MOST_MAPS = 1000
 _BATCH = "Keep the batch as the first dimension throughout."
 
 
@@ -256,26 +252,7 @@ def _of_values(node: Node, left: Value, right: Value) -> Value:
             "a product or quotient of two values that depend on the input",
             "GELU, SiLU, Mish and softsign, written out, are recognised by their exact constants.",
         )
-    if sum(_maps(side) for side in (left, right)) > _MOST_MAPS:
-        raise node.unsupported(f"a sum of over {_MOST_MAPS} linear maps")
     return left.plus(right if node.op == "Add" else negative(right), node.label)
-
-
-def _maps(value: Value) -> int:
-    """Count the elementary maps that a value is made of, repetitions included, and stop beyond the limit."""
-    stack: list[AbstractLinearMap] = [value.H] if value.branch is None else [value.H, value.branch.G]
-    count = 0
-    while stack and count <= _MOST_MAPS:
-        op = stack.pop()
-        count += 1
-        match op:
-            case Sum():
-                stack.extend(op.terms)
-            case Composition():
-                stack.extend(op.factors)
-            case Scaled():
-                stack.append(op.map)
-    return count
 
 
 def broadcast(node: Node, args: Sequence[Any], position: int, value: Value) -> Tensor:

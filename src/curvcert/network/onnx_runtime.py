@@ -26,14 +26,14 @@ def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
     """
     x = _random_inputs(graph)
     expected = _outputs(graph, x)
-    states = network.states(x.to(torch.float64))
-    got = states[-1]
+    values = network.values(x.to(torch.float64))
+    got = values[-1]
     if expected.shape != got.shape:
         raise SoundnessError(
             f"onnxruntime returns {tuple(expected.shape)}, the network {tuple(got.shape)}. Please report this file."
         )
     eps = torch.finfo(graph.dtype).eps
-    peak = torch.stack([_peak(state) for state in (*states, *network.pre_activations(x.to(torch.float64)))]).amax(0)
+    peak = torch.stack([_peak(value) for value in values]).amax(0)
     noise = _peak(_in_float32(network, x) - got) * (eps / torch.finfo(torch.float32).eps)
     # Beyond the range of the file's type nothing can be compared.
     within = (peak < torch.finfo(graph.dtype).max / 2**6) & torch.isfinite(noise)

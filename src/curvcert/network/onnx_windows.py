@@ -7,7 +7,7 @@ import torch
 
 from curvcert.errors import InvalidInput
 from curvcert.network.block import MaxPool
-from curvcert.network.lowering import Value
+from curvcert.network.builder import Value
 from curvcert.network.onnx_arguments import Context, argument, linear, require_size, value_of, weight
 from curvcert.network.onnx_constants import axes_of, integers
 from curvcert.network.onnx_file import Node
@@ -65,8 +65,7 @@ def max_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
     (top, bottom), (left, right) = padding
     if dilations != (1, 1) or (top, left) != (bottom, right) or 2 * top > kernel[0] or 2 * left > kernel[1]:
         raise node.unsupported("max-pooling with dilation, uneven padding, or padding over half a window")
-    pool = MaxPool(value.shape, kernel, strides, (top, left), node.name or node.outputs[0])
-    return value.restart((*value.close(), pool), pool.out_shape)
+    return value.max_pool(MaxPool(value.shape, kernel, strides, (top, left), node.name or node.outputs[0]))
 
 
 def pad(node: Node, args: Sequence[Any], context: Context) -> Value:

@@ -5,16 +5,15 @@ forward of their own, functional activations and residual sums all arrive as one
 either lowered by a rule or refused by name; the result is then compared with the module itself.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from curvcert.errors import UnsupportedModule
-from curvcert.network.block import Affine, Block, add_offsets
+from curvcert.errors import UnsupportedBlock, UnsupportedModule
+from curvcert.network.builder import Value, start
 from curvcert.network.functions import lower_call
-from curvcert.network.lowering import Blocks, Value, is_known, lower_exactly, start
+from curvcert.network.lowering import is_known, lower_exactly
 from curvcert.network.network import Network
 from curvcert.network.recording import (
     overwrites_its_input,
@@ -22,6 +21,7 @@ from curvcert.network.recording import (
     record,
     require_own_memory,
 )
+from curvcert.network.rewriting.fusion import fused
 from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
 
 
@@ -52,8 +52,8 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
     with torch.inference_mode(False), torch.no_grad(), random_state_kept():
         require_traceable(model, example_input)
         twin = float64_copy(model)
-        blocks = closed(lowered(twin, start((), tuple(example_input.shape[1:]), example_input.device)))
-        network = Network(blocks, source_dtype=_dtype_of(model))
+        output = lowered(twin, start(tuple(example_input.shape[1:]), example_input.device))
+        network = chain_network(output, source_dtype=_dtype_of(model))
         require_equal_forward(twin, network, example_input)
     return network
 
@@ -64,20 +64,18 @@ def _dtype_of(model: nn.Module) -> torch.dtype:
     return next(found, torch.float64)
 
 
-def closed(value: Value) -> Blocks:
-    """Return the blocks; a last affine map belongs to the last block's H, G and c."""
-    blocks = value.close()
-    if not blocks:
-        return (Affine(value.H, value.c, "identity"),)
-    if len(blocks) > 1 and isinstance(blocks[-1], Affine) and isinstance(blocks[-2], Block):
-        block, last = blocks[-2].read_out(blocks[-1].H), blocks[-1]
-        c, error = add_offsets(block.c, last.c, block.c_error, last.c_error)
-        return (*blocks[:-2], replace(block, c=c, c_error=error))
-    return blocks
+def chain_network(output: Value, source_dtype: torch.dtype) -> Network:
+    """Return the network with this output, or raise where it is no composition of blocks: bounds know no others yet."""
+    network = Network(fused(output.builder.nodes, output.number), source_dtype)
+    try:
+        _ = network.chain
+    except UnsupportedBlock as error:
+        raise UnsupportedModule(str(error)) from error
+    return network
 
 
 def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
-    """Return the expression for model(x), by the rules of its parts; `graph` is its forward pass, if it is known."""
+    """Return model(x), by the rules of its parts; `graph` is its forward pass, if it is known."""
     if is_known(model):
         return lower_exactly(model, x, type(model).__name__)
     values: dict[fx.Node, Any] = {}
@@ -106,7 +104,7 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
         )
     value = _require_value(inputs[0], path)
     result = lower_exactly(module, value, path)
-    if overwrites_its_input(module, value.shape, value.device, value.H.dtype):
+    if overwrites_its_input(module, value.shape, value.device, value.dtype):
         require_own_memory(model, node)
     return result
 

@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule
-from curvcert.network.block import Block
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.network.network import Network
+from curvcert.network.nodes import ElementwiseNode
 
 _TOLERANCE = 1e-9
 _SCALES = (0.0, 1e-2, 1.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
@@ -118,7 +118,7 @@ def require_equal_forward(twin: nn.Module, network: Network, example_input: Tens
     before = _state(twin)
     expected, again = _called(twin, x), _called(twin, x)
     got = evaluate_with_error(network, x)
-    output = got.states[-1]
+    output = got.output
     if not isinstance(expected, Tensor) or expected.shape != output.value.shape:
         shape_or_type = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
         raise SoundnessError(f"The module returns {shape_or_type}, its trace {tuple(output.value.shape)}.")
@@ -128,9 +128,10 @@ def require_equal_forward(twin: nn.Module, network: Network, example_input: Tens
             "Remove its randomness or state."
         )
     # What rounding explains, but never more than _TOLERANCE of the largest number on the way.
-    peak = torch.stack([_peak(state.value) for state in got.states]).amax(0)
+    peak = torch.stack([_peak(computed.value) for computed in got.values]).amax(0)
     rounding = torch.minimum(1e3 * _peak(output.error), _TOLERANCE * peak)
-    declared = sum(b.activation.deviation for b in network.blocks if isinstance(b, Block) and b.activation.assumes)
+    activations = [node.activation for node in network.nodes if isinstance(node, ElementwiseNode)]
+    declared = sum(activation.deviation for activation in activations if activation.assumes)
     excess = _peak(expected - output.value) - _TOLERANCE * _peak(expected) - rounding - 1e3 * declared
     if not bool((excess <= 0).all()):
         gap = float(_peak(expected - output.value).max())

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from curvcert import activations
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
-from curvcert.network.lowering import Value, scale_by
+from curvcert.network.builder import Value
+from curvcert.network.lowering import scale_by
 
 
 class Sin(nn.Module):

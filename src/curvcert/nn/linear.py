@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
-from curvcert.network.lowering import Value
+from curvcert.network.builder import Value
 from curvcert.operators import AveragePool2d, Conv2d, Dense
 
 ROW_FLOOR = 1e-12

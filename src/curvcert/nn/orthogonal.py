@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from curvcert.activations import leaky_relu
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
-from curvcert.network.lowering import Value
+from curvcert.network.builder import Value
 from curvcert.nn.sll import require_positive
 from curvcert.operators import Conv2d, Dense
 from curvcert.operators.permutation import ChannelShift

@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from curvcert.activations import from_module
 from curvcert.errors import InvalidInput, UnsupportedActivation
 from curvcert.network import lower
-from curvcert.network.lowering import Value, lower_exactly
+from curvcert.network.builder import Value
+from curvcert.network.lowering import lower_exactly
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.nn.named import ActivationChoice, make_activation
 from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Diagonal
 
@@ -158,16 +160,12 @@ class SLLConv2d(nn.Module):
 def residual_contraction(
     value: Value, W: AbstractLinearMap, diagonal: Tensor, bias: Tensor, activation: nn.Module, path: str
 ) -> Value:
-    """Return value - W' D phi(W value + b) as a block of its own, whose Lipschitz constant a bound can prove.
-
-    What comes before ends in a block of its own, so that the skip is the identity.
-    """
-    x = value.restart(value.close(), value.shape)
-    inner = lower_exactly(activation, x.linear(W).shift(bias), path)
-    if inner.branch is None:
+    """Return value - W' D phi(W value + b), whose Lipschitz constant a bound can prove."""
+    W = W.to(value.dtype, value.device)
+    inner = lower_exactly(activation, value.linear(W, name=path).shift(bias), path)
+    if not isinstance(inner.node, ElementwiseNode):
         raise UnsupportedActivation(f"{path}: {type(activation).__name__} is no activation. Use one of the table.")
-    W = inner.branch.hidden.W
-    return inner.linear(-1.0 * (W.T @ Diagonal(diagonal, W.out_shape))).plus(x, path)
+    return value.plus(inner.linear(-1.0 * (W.T @ Diagonal(diagonal, W.out_shape))), path)
 
 
 @lower.register(SLLDense)

@@ -62,7 +62,7 @@ def test_nothing_exceeds_the_bound_of_a_dense_block(seed: int, scale: float, nam
     W = Dense(randn(5, 3, seed=seed) * randn(5, 1, seed=seed + 1).abs())
     block = sll(W, scale * diagonal(W), name)
     bound = float(block_curvature_contraction(block, 2, 2, NormBounds()))
-    found = CurvatureSearch(Network((block,)), 2.0, 2.0, steps=6, seed=seed).everywhere(4)
+    found = CurvatureSearch(Network.of_blocks((block,)), 2.0, 2.0, steps=6, seed=seed).everywhere(4)
     assert float(found) <= bound * (1 + ROUNDING)
 
 
@@ -83,7 +83,7 @@ def test_nothing_exceeds_the_bound_of_a_convolution(kind: str) -> None:
     supremum = C * float(cubic_form(W.as_matrix(), d.expand(W.out_shape).flatten()))
     assert supremum <= bound * (1 + ROUNDING)
     assert bound <= 3 * supremum
-    assert float(CurvatureSearch(Network((block,)), 2.0, 2.0, steps=6).everywhere(4)) <= bound
+    assert float(CurvatureSearch(Network.of_blocks((block,)), 2.0, 2.0, steps=6).everywhere(4)) <= bound
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -119,7 +119,7 @@ def test_a_map_behind_the_block_is_a_factor(sign: float) -> None:
     expected = float(block_curvature_contraction(block, 2, 2, norms)) * float(norms.norm(A, 2, 2))
     bound = float(block_curvature_contraction(behind, 2, 2, norms))
     assert bound == pytest.approx(expected, rel=1e-12)
-    assert float(CurvatureSearch(Network((behind,)), 2.0, 2.0).everywhere(8)) <= bound
+    assert float(CurvatureSearch(Network.of_blocks((behind,)), 2.0, 2.0).everywhere(8)) <= bound
 
 
 def test_neurons_without_weights_and_zero_diagonals_count_for_nothing() -> None:

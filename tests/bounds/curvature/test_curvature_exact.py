@@ -27,7 +27,7 @@ C = 4 / 27**0.5
 def sum_then_tanh(n: int) -> Network:
     """tanh(sum x)."""
     zero = torch.zeros(1, dtype=F64)
-    return Network(
+    return Network.of_blocks(
         (Block(Zero((n,), (1,)), Identity((1,)), Dense(torch.ones(1, n, dtype=F64)), zero, zero, TANH, "only"),)
     )
 
@@ -36,7 +36,7 @@ def tanh_then_sum(n: int) -> Network:
     """sum of tanh(x_i)."""
     W, G = Dense(torch.eye(n, dtype=F64)), Dense(torch.ones(1, n, dtype=F64))
     b, c = torch.zeros(n, dtype=F64), torch.zeros(1, dtype=F64)
-    return Network((Block(Zero((n,), (1,)), G, W, b, c, TANH, "only"),))
+    return Network.of_blocks((Block(Zero((n,), (1,)), G, W, b, c, TANH, "only"),))
 
 
 @pytest.mark.parametrize("w", [0.1, 1.0, -3.0])
@@ -82,7 +82,7 @@ def test_a_sum_of_tanhs_is_exact_where_the_paper_is_unsound(p, exact) -> None:
 def test_an_anchored_outer_constant_would_be_unsound() -> None:
     # tanh(w2 tanh(w1 x + b1) + b2): with an anchored Lipschitz constant of the outer function, 5.08 times too small.
     w1, w2, b1, b2, x = 6.2454, -8.3036, -2.0412, 0.0246, torch.tensor([[-0.3986]], dtype=F64)
-    network = Network((*one_dimensional(w1, TANH, b1).blocks, *one_dimensional(w2, TANH, b2).blocks))
+    network = Network.of_blocks((*one_dimensional(w1, TANH, b1).blocks, *one_dimensional(w2, TANH, b2).blocks))
     search = CurvatureSearch(network, 2.0, 2.0, scalars=True, steps=30)
     found = float(search.from_anchors(x, 60))
     assert found <= float(curvature(network, method="anchored", at=x).value)
@@ -109,7 +109,9 @@ def test_one_hidden_layer_is_exact_for_free_signs(p) -> None:
     n, W = 4, torch.linalg.qr(randn(4, 4, seed=5))[0]
     g = torch.tensor([[1.0, -2.0, 0.5, 1.5]], dtype=F64)
     b = torch.zeros(n, dtype=F64)
-    network = Network((Block(Zero((n,), (1,)), Dense(g), Dense(W), b, torch.zeros(1, dtype=F64), TANH, "only"),))
+    network = Network.of_blocks(
+        (Block(Zero((n,), (1,)), Dense(g), Dense(W), b, torch.zeros(1, dtype=F64), TANH, "only"),)
+    )
     M = W.T @ torch.diag(g[0].abs()) @ W
     exact = C * float(torch.linalg.eigvalsh(M).max() if p == 2 else M.abs().max())
     for name in ("compositional", "unrolled"):
@@ -154,7 +156,7 @@ def test_general_read_outs_are_ordered_as_proved(seed) -> None:
     slack = 1 + 1e-9
     assert hadamard <= vectorised * slack and hadamard <= sdp * slack and vectorised <= product * slack
     # Each is above the norm of the vectorised Jacobian's change along any one direction.
-    found = float(CurvatureSearch(Network((block,)), 2.0, 2.0).everywhere())
+    found = float(CurvatureSearch(Network.of_blocks((block,)), 2.0, 2.0).everywhere())
     assert found <= hadamard * slack
 
 
@@ -196,7 +198,7 @@ def test_one_lipschitz_blocks_add_up() -> None:
         blocks.append(Block(Zero((4,), (4,)), Identity((4,)), W, zero, zero, TANH, str(k)))
     norms = NormBounds()
     total = sum(float(block_curvature(block, 2.0, 2.0, norms)[0]) for block in blocks)
-    assert float(curvature(Network(tuple(blocks)), method="compositional")) == pytest.approx(total, rel=1e-9)
+    assert float(curvature(Network.of_blocks(tuple(blocks)), method="compositional")) == pytest.approx(total, rel=1e-9)
 
 
 def test_anchored_and_local_are_tight_in_one_dimension() -> None:

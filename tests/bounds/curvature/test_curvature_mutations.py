@@ -25,7 +25,7 @@ def tight(outputs: int = 1) -> Network:
     if outputs == 1:
         return one_dimensional(1.7, TANH, bend)
     W, b = Dense(torch.diag(torch.tensor([1.7, 1e-3], dtype=F64))), torch.full((2,), bend, dtype=F64)
-    return Network((Block(Zero((2,), (2,)), Identity((2,)), W, b, torch.zeros(2, dtype=F64), TANH, "only"),))
+    return Network.of_blocks((Block(Zero((2,), (2,)), Identity((2,)), W, b, torch.zeros(2, dtype=F64), TANH, "only"),))
 
 
 def steep() -> Network:
@@ -33,7 +33,7 @@ def steep() -> Network:
     identity = Identity((1,))
     first = Block(identity, Dense(torch.zeros(1, 1, dtype=F64)), Dense(torch.zeros(1, 1, dtype=F64)),
                   torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), TANH, "first")  # fmt: skip
-    return Network((first.read_out(Dense(torch.full((1, 1), 1.3, dtype=F64))), *tight().blocks))
+    return Network.of_blocks((first.read_out(Dense(torch.full((1, 1), 1.3, dtype=F64))), *tight().blocks))
 
 
 METHODS: dict[str, tuple] = {

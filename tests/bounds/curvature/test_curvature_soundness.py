@@ -144,7 +144,7 @@ def test_a_block_that_occurs_twice_is_measured_in_its_own_place() -> None:
     block = feed_forward((6, 6, 6), SMOOTH["tanh"], gain=3.0).blocks[0]
     twin = feed_forward((6, 6, 6), SMOOTH["tanh"], gain=3.0).blocks[0]
     for p, q in ((1.0, INF), (2.0, INF), (INF, 1.0)):
-        once, twice = (curvature(Network((block, other)), p, q, "compositional") for other in (twin, block))
+        once, twice = (curvature(Network.of_blocks((block, other)), p, q, "compositional") for other in (twin, block))
         assert float(once) == pytest.approx(float(twice), rel=1e-12)
 
 
@@ -152,7 +152,7 @@ def test_a_block_that_occurs_twice_is_measured_in_its_own_place() -> None:
 def test_weights_of_any_size(scale) -> None:
     network = feed_forward((3, 4, 2), SMOOTH["tanh"], gain=1.0)
     block = network.blocks[0]
-    scaled = Network((block.read_out(scale * feed_forward((2, 2, 2), SMOOTH["tanh"]).blocks[0].W),))
+    scaled = Network.of_blocks((block.read_out(scale * feed_forward((2, 2, 2), SMOOTH["tanh"]).blocks[0].W),))
     search = CurvatureSearch(scaled.all_differences(), 2.0, 2.0, scalars=True, steps=5)
     for name in ("compositional", "unrolled", "crc"):
         assert_above(curvature(scaled, method=name, pair="all").value, search.everywhere(8), name)

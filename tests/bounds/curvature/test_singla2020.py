@@ -88,7 +88,7 @@ def _scalars(network: Network):
 def test_a_radius_is_exact_for_a_line() -> None:
     # tanh(x) - tanh(1) at x = 0 is negative up to 1; CRC stops short of that, and never beyond.
     network = one_dimensional(1.0, TANH)
-    shifted = Network(
+    shifted = Network.of_blocks(
         (network.blocks[0].__class__(**{**vars(network.blocks[0]), "c": -torch.tanh(torch.ones(1, dtype=F64))}),)
     )
     lower, upper = crc_eigenvalue_bounds(make_problem(shifted, 2, None, None, None, None, None))[:2]

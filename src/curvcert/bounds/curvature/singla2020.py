@@ -180,12 +180,8 @@ def _inner_minimiser(
 
 def _gradient(network: Network, x: Tensor, row: Tensor) -> Tensor:
     """Return the gradient of output row[i] at x[i]."""
-    states = network.states(x)
     g = torch.eye(network.outputs, dtype=torch.float64, device=x.device)[row]
-    g = g.reshape(len(x), 1, *network.out_shape)
-    for block, state in zip(reversed(network.blocks), reversed(states[:-1]), strict=True):
-        g = block.pull_back(state, g)
-    return g[:, 0]
+    return network.pulled_back(network.values(x), g.reshape(len(x), 1, *network.out_shape))[:, 0]
 
 
 def _dual_lower_bound(

@@ -1,0 +1,143 @@
+"""A network under construction: front ends call `linear`, `shift`, `activate`, `plus`, `max_pool` on its values.
+
+A value is either exact (float64 copies of the weights: what `trace` reads) or live: over a module's own parameters, in
+their dtype and with their gradients, for estimates in training.  What holds at every input does not depend on offsets,
+so those of live values have no numbers (torch's meta device).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.activations import Activation
+from curvcert.errors import UnsupportedModule
+from curvcert.network.block import MaxPool
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
+from curvcert.operators import AbstractLinearMap, Identity
+from curvcert.operators.base import Shape
+
+F64 = torch.float64
+
+
+class Builder:
+    """The nodes so far, and the kind of numbers that they are made of."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        device: torch.device,
+        dtype: torch.dtype = F64,
+        live: bool = False,
+        nodes: Sequence[AbstractNode] = (),
+    ) -> None:
+        """Start with the input, or go on from the nodes of a network."""
+        self.device, self.dtype, self.live = device, dtype, live
+        self._nodes: list[AbstractNode] = list(nodes) or [InputNode(shape)]
+
+    @property
+    def nodes(self) -> tuple[AbstractNode, ...]:
+        """The nodes so far."""
+        return tuple(self._nodes)
+
+    @property
+    def last(self) -> "Value":
+        """The value of the newest node; at the start, the input."""
+        return Value(self, len(self._nodes) - 1)
+
+    def add(self, node: AbstractNode) -> "Value":
+        """Append a node and return its value."""
+        self._nodes.append(node)
+        return self.last
+
+    def zeros(self, shape: Shape) -> Tensor:
+        """Return an offset of zeros."""
+        return torch.zeros(shape, dtype=F64, device="meta" if self.live else self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a node under construction."""
+
+    builder: Builder
+    number: int
+
+    @property
+    def node(self) -> AbstractNode:
+        """The node that computes it."""
+        return self.builder.nodes[self.number]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of one sample."""
+        return self.node.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.builder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the maps: float64, or that of the parameters of a live value."""
+        return self.builder.dtype
+
+    @property
+    def live(self) -> bool:
+        """Whether it is over parameters in training; offsets then have no numbers."""
+        return self.builder.live
+
+    def weight(self, parameter: Tensor) -> Tensor:
+        """Return a module's weight as this value needs it: the parameter itself, or its exact values in float64."""
+        return parameter if self.live else parameter.detach().to(F64).clone()
+
+    def linear(self, A: AbstractLinearMap, offset: Tensor | None = None, name: str = "") -> "Value":
+        """Return A value + offset."""
+        A = A.to(self.dtype, self.device)
+        # What changes nothing makes no node, so that a skip around it is a skip around nothing.
+        value = self if isinstance(A, Identity) else self._affine((Term(self.number, A),), None, None, name)
+        return value if offset is None else value.shift(offset, name=name)
+
+    def shift(self, offset: Tensor, offset_error: Tensor | None = None, name: str = "") -> "Value":
+        """Return value + offset, where the true offset is within `offset_error` of the given one."""
+        if self.live:
+            return self
+        offset = offset.detach().to(F64).to(self.device).expand(self.shape)
+        if not bool(offset.any()) and offset_error is None:
+            return self
+        return self._affine((self._itself(),), offset, offset_error, name)
+
+    def activate(self, activation: Activation, name: str) -> "Value":
+        """Return Phi(value)."""
+        return self.builder.add(ElementwiseNode(self.number, activation, self.shape, name))
+
+    def plus(self, other: "Value", name: str) -> "Value":
+        """Return value + other."""
+        if self.shape != other.shape:
+            raise UnsupportedModule(
+                f"{name}: a sum of shapes {self.shape} and {other.shape} is not supported. Give both the same shape."
+            )
+        return self._affine((self._itself(), other._itself()), None, None, name)
+
+    def max_pool(self, pool: MaxPool) -> "Value":
+        """Return the largest entry of each window."""
+        return self.builder.add(MaxPoolNode(self.number, pool, pool.name))
+
+    def _itself(self) -> Term:
+        return Term(self.number, Identity(self.shape, self.dtype, self.device))
+
+    def _affine(self, terms: tuple[Term, ...], offset: Tensor | None, error: Tensor | None, name: str) -> "Value":
+        offset = self.builder.zeros(terms[0].map.out_shape) if offset is None else offset
+        return self.builder.add(AffineNode(terms, offset, name, error))
+
+
+def start(shape: Shape, device: torch.device, dtype: torch.dtype = F64, live: bool = False) -> Value:
+    """Return the input of a new network.
+
+    >>> from curvcert.activations import TANH
+    >>> x = start((3,), torch.device("cpu"))
+    >>> [type(node).__name__ for node in x.plus(x.activate(TANH, "tanh"), "sum").builder.nodes]
+    ['InputNode', 'ElementwiseNode', 'AffineNode']
+    """
+    return Builder(shape, device, dtype, live).last
