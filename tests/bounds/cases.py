@@ -62,7 +62,7 @@ def linear(outputs: int, inputs: int, seed: int = 0) -> Network:
 def one_dimensional(w: float, activation: Activation, b: float = 0.0) -> Network:
     """phi(w x + b)."""
     W = Dense(torch.full((1, 1), w, dtype=F64))
-    return Network((_block(W, torch.full((1,), b, dtype=F64), activation, None, "only"),))
+    return Network.of_blocks((_block(W, torch.full((1,), b, dtype=F64), activation, None, "only"),))
 
 
 def convolutional(pool: str) -> Network:

@@ -19,7 +19,9 @@ from curvcert.operators import (
     Zero,
     batch_norm_in_eval,
 )
+from curvcert.operators.circuit import Circuit
 from curvcert.operators.permutation import ChannelShift, Permutation
+from curvcert.operators.segments import Segment, on_top_of_each_other, side_by_side
 
 F64 = torch.float64
 
@@ -44,6 +46,13 @@ def smooth_kernel(outputs: int, inputs: int, k: int, seed: int = 0) -> Tensor:
 
 def residual() -> AbstractLinearMap:
     return Identity((5,)) + 0.5 * (Dense(randn(5, 7)) @ Dense(randn(7, 5, seed=1)))
+
+
+def circuit() -> AbstractLinearMap:
+    """Values that two later ones read each, and one that nothing reads."""
+    A, B, C = (Dense(randn(3, 3, seed=seed)) for seed in (6, 7, 8))
+    first, second = ((0, A),), ((0, Identity((3,))), (1, B))
+    return Circuit((first, second, ((1, C), (2, 0.5 * A)), ((1, A),), ((2, B), (3, C))))
 
 
 def conv_chain() -> AbstractLinearMap:
@@ -116,6 +125,12 @@ CASES = [
     Case("narrow middle", lambda: Dense(randn(9, 2)) @ Dense(randn(2, 8, seed=1))),
     Case("conv chain", conv_chain),
     Case("conv chain transposed", lambda: conv_chain().T),
+    Case("segment", lambda: Segment(7, 2, (2, 2))),
+    Case("side by side", lambda: side_by_side([Dense(randn(3, 4)), -0.5 * Dense(randn(3, 2, seed=1)), Identity((3,))])),
+    Case("on top of each other", lambda: on_top_of_each_other([Dense(randn(2, 4)), Reshape((4,), (2, 2))])),
+    Case("circuit", circuit),
+    Case("circuit transposed", lambda: circuit().T),
+    Case("circuit behind a map", lambda: Dense(randn(2, 3, seed=5)) @ circuit()),
     Case("pool chain", lambda: AveragePool2d((3, 4, 4), (2, 2), (2, 2)) @ Diagonal(randn(3, 1, 1), (3, 4, 4))),
 ]
 

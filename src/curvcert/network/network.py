@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedModule
-from curvcert.network.block import AbstractBlock, Affine, image
-from curvcert.network.builder import Builder
+from curvcert.network.block import AbstractBlock, Affine, fold_offset, image
 from curvcert.network.nodes import (
     AbstractNode,
     AffineNode,
     ElementwiseNode,
     MaxPoolNode,
+    Term,
     require_order,
 )
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
@@ -165,18 +165,25 @@ class Network:
         dtype = torch.float64 if found is None else found.dtype
         weight = rows.detach().to(device=self.device, dtype=dtype, copy=True)
         A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), dtype, self.device)
-        builder = Builder(self.in_shape, self.device, dtype, self.live, self.nodes)
-        nodes = builder.last.linear(A, name="read-out").builder.nodes
-        return Network(nodes, self.source_dtype, self._chain_read_out(A) if self.is_chain else None)
+        nodes = (*self.nodes, AffineNode((Term(len(self.nodes) - 1, A),), self._no_offset(A), "read-out"))
+        last = self.nodes[-1]
+        if isinstance(last, AffineNode) and len(last.terms) == 1:
+            # A last layer and what reads it are one map, whose norm may be far below the product of both.
+            offset, error = fold_offset(A, last.offset, last.offset_error)
+            term = Term(last.terms[0].source, A @ last.terms[0].map)
+            nodes = (*self.nodes[:-1], AffineNode((term,), offset, last.name, error))
+        return Network(nodes, self.source_dtype, self._chain_read_out(A, len(nodes) - 1) if self.is_chain else None)
 
-    def _chain_read_out(self, A: AbstractLinearMap) -> Chain:
+    def _no_offset(self, A: AbstractLinearMap) -> Tensor:
+        return torch.zeros(A.out_shape, dtype=torch.float64, device="meta" if self.live else self.device)
+
+    def _chain_read_out(self, A: AbstractLinearMap, output: int) -> Chain:
         """Return the chain with a map behind it: part of its last block, where that has a place for it."""
-        last, output = self.chain[-1], len(self.nodes)
+        last = self.chain[-1]
         block = last.block.read_out(A)
         if block is not None:
             return (*self.chain[:-1], Link(block, last.z, output))
-        c = torch.zeros(A.out_shape, dtype=torch.float64, device=self.device)
-        return (*self.chain, Link(Affine(A, c, name="read-out"), None, output))
+        return (*self.chain, Link(Affine(A, self._no_offset(A), name="read-out"), None, output))
 
     def logit(self, i: int) -> "Network":
         """Return the scalar network f_i."""

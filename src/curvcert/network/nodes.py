@@ -188,10 +188,13 @@ def _is_finite_float64(x: Tensor) -> bool:
 
 
 def require_order(nodes: tuple[AbstractNode, ...]) -> None:
-    """Raise unless the nodes start with the only input, read earlier values only, and take their shapes."""
+    """Raise unless the nodes start with the only input, read earlier values that fit, and are read themselves."""
     if not nodes or not isinstance(nodes[0], InputNode) or any(isinstance(node, InputNode) for node in nodes[1:]):
         raise InvalidInput("A network is a tuple of nodes that starts with its one input.")
+    read = {source for node in nodes for source in node.sources}
     for k, node in enumerate(nodes):
+        if k not in read and 0 < k < len(nodes) - 1:
+            raise InvalidInput(f"{node.name}: nothing reads node {k}, which is not the output. Leave it out.")
         for source, wanted in _uses(node):
             if not 0 <= source < k:
                 raise InvalidInput(f"{node.name}: node {k} reads value {source}; it may read those before it only.")

@@ -23,6 +23,7 @@ from curvcert.operators.base import (
     Transposed,
     Zero,
 )
+from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.structured import AveragePool2d, Diagonal
@@ -67,6 +68,11 @@ def _(op: Sum) -> AbstractLinearMap:
 @magnitude.register
 def _(op: Composition) -> AbstractLinearMap:
     return Composition(tuple(magnitude(factor) for factor in op.factors))
+
+
+@magnitude.register
+def _(op: Circuit) -> AbstractLinearMap:
+    return op.over(magnitude)
 
 
 @singledispatch
@@ -126,6 +132,13 @@ def _(op: Sum) -> int:
 @rounding_length.register
 def _(op: Composition) -> int:
     return sum(rounding_length(factor) for factor in op.factors)
+
+
+@rounding_length.register
+def _(op: Circuit) -> int:
+    # Each step adds to the longest way so far its map and the sum; the adjoint sums up what readers send back.
+    most = max(sum(source == k for step in op.steps for source, _ in step) for k in range(len(op.steps)))
+    return op.carried(0, lambda part, length: length + rounding_length(part) + most, max) + sum(map(len, op.steps))
 
 
 def absolute_row_sums_upper_bound(op: AbstractLinearMap) -> Tensor:

@@ -28,6 +28,7 @@ from curvcert.operators.base import (
     structure,
     weights,
 )
+from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
@@ -120,6 +121,8 @@ class NormBounds(AbstractNorms[Bound]):
                 return most_bits(map(self.bits_below_one, op.terms))
             case Composition():
                 return sum(map(self.bits_below_one, op.factors))
+            case Circuit():
+                return op.carried(0.0, lambda part, bits: bits + self.bits_below_one(part), most_bits)
             case Scaled():
                 return bits_below_one(abs(op.factor)) + self.bits_below_one(op.map)
             case Transposed():
@@ -133,7 +136,7 @@ class NormBounds(AbstractNorms[Bound]):
         if fresh:
             require_finite(op)
             self._finite |= fresh
-        if isinstance(op, Sum | Composition | Scaled) and _MOST_BITS < self.bits_below_one(op) < math.inf:
+        if isinstance(op, Sum | Composition | Scaled | Circuit) and _MOST_BITS < self.bits_below_one(op) < math.inf:
             raise InvalidInput(
                 f"The maps of this {type(op).__name__} are too small for norms in float64: 2**-"
                 f"{self.bits_below_one(op):.0f}, expected 2**-{_MOST_BITS:.0f} or more. Scale the weights up."
@@ -315,6 +318,18 @@ def _(op: Sum, norms: NormBounds) -> Measured:
     if chains.outer_gram_bytes(min(op.in_size, op.out_size)) <= norms.memory_budget:
         return chains.gram_norm_of_chain_upper_bound(op, norms.quick_spectral), "Gram matrix of the sum"
     return norms.quick_spectral(op), "sum of norms (over the memory budget)"
+
+
+@spectral_norm_upper_bound.register
+def _(op: Circuit, norms: NormBounds) -> Measured:
+    one = torch.ones((), dtype=op.dtype, device=op.device)
+    paths = op.carried(
+        one, lambda part, size: norms.quick_spectral(part) * size, lambda sizes: torch.stack([*sizes]).sum()
+    )
+    paths = inflate(paths, gamma(64 + 4 * len(op.steps)))
+    if chains.outer_gram_bytes(min(op.in_size, op.out_size)) <= norms.memory_budget:
+        return chains.gram_norm_of_chain_upper_bound(op, lambda _: paths), "Gram matrix of the circuit"
+    return paths, "sum over paths (over the memory budget)"
 
 
 @spectral_norm_upper_bound.register

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
+from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.product import block_product
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.product import block_product
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import image_error, magnitude, rounding_length

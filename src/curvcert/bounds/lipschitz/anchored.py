@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_slope_range
+from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.product import block_product
 from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, last_growth
 from curvcert.bounds.types import Bound, LayerTerm
 from curvcert.network import AbstractBlock, Block

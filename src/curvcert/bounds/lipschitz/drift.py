@@ -19,8 +19,8 @@ from torch import Tensor
 
 from curvcert.activations import derivative_range
 from curvcert.bounds.lipschitz.anchored import anchored_slopes
+from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.product import block_product
 from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, last_growth
 from curvcert.bounds.types import Ball
 from curvcert.network import AbstractBlock, Affine, Block

@@ -58,6 +58,8 @@ def reason_to_skip_lipsdp(problem: Problem) -> str | None:
     """Say why the recursion does not apply, or None."""
     if problem.p != 2 or (problem.q != 2 and not problem.scalars):
         return "lipsdp-recursion: needs p = q = 2"
+    if not problem.network.is_chain:
+        return "lipsdp-recursion: needs a chain of blocks"
     for block in problem.network.blocks:
         if not isinstance(block, Block):
             return f"lipsdp-recursion: no rule for a {type(block).__name__}"

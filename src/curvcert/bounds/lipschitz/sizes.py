@@ -7,10 +7,13 @@ Where that nears the end of the floats, a product could round to 0, which is no 
 """
 
 import math
+from collections.abc import Sequence
 
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import InvalidInput
-from curvcert.network import Affine, Block
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.sweeps import AbstractForward
+from curvcert.operators import NormBounds
 from curvcert.rounding import bits_below_one, most_bits
 
 _MOST_BITS = 900.0
@@ -30,20 +33,41 @@ def require_room_for_products(problem: Problem) -> None:
 
 def _bits(problem: Problem) -> tuple[float, float]:
     """Return how many bits below 1 a product of norms may be, and how many the smallest map that is not 0."""
-    chain: list[float] = []
-    maps: list[float] = []
-    for block in problem.network.blocks:
-        if isinstance(block, Affine):
-            maps.append(problem.norms.bits_below_one(block.H))
-            chain.append(maps[-1])
-        elif isinstance(block, Block):
-            H, G, W = map(problem.norms.bits_below_one, (block.H, block.G, block.W))
-            slope = bits_below_one(max(map(abs, block.activation.slope)))
-            maps += [W, most_bits((G, H))]
-            chain.append(min(H, G + slope + W))
+    nodes = problem.network.nodes
+    bits = _Bits(problem.norms)
+    chain = bits.sweep(nodes, 0.0)
     # What is 0 is so exactly, and so is every product with it.
-    maps, chain = ([0.0 if math.isinf(bits) else bits for bits in each] for each in (maps, chain))
-    if not maps:
-        return 0.0, 0.0
-    inside = 4 * (sum(chain[:-1]) + max(maps[:-1])) if len(maps) > 1 else 0.0
-    return inside + maps[-1], max(maps)
+    chain, inside, last = [_finite(each) for each in chain], 0.0, 0.0
+    for k, node in enumerate(nodes):
+        if not isinstance(node, AffineNode):
+            continue
+        smallest = _finite(most_bits(map(bits.of, (term.map for term in node.terms))))
+        if k == len(nodes) - 1:
+            last = smallest
+        else:
+            inside = max(inside, smallest)
+    # Squares and fourth powers are taken of what leads to the maps inside, not of the last activations themselves.
+    read = [source for k, node in enumerate(nodes[:-1]) for source in node.sources if isinstance(node, AffineNode)]
+    read += [source for source in nodes[-1].sources if not isinstance(nodes[source], ElementwiseNode)]
+    before = max((chain[source] for source in read), default=0.0)
+    return 4 * (before + inside) + last if inside or before else last, max(inside, last)
+
+
+def _finite(bits: float) -> float:
+    return 0.0 if math.isinf(bits) else bits
+
+
+class _Bits(AbstractForward[float]):
+    """How many bits below 1 the constant of a value may be; inf for one that is 0."""
+
+    def __init__(self, norms: NormBounds) -> None:
+        self.of = norms.bits_below_one
+
+    def affine(self, node: AffineNode, values: Sequence[float]) -> float:
+        return min(value + self.of(term.map) for term, value in zip(node.terms, values, strict=True))
+
+    def elementwise(self, node: ElementwiseNode, value: float) -> float:
+        return value + bits_below_one(max(map(abs, node.activation.slope)))
+
+    def max_pool(self, node: MaxPoolNode, value: float) -> float:
+        return value

@@ -232,6 +232,28 @@ def _with_last_map_folded(value: _Expression) -> Chain:
     return chain
 
 
+@dataclass(frozen=True, eq=False)
+class BlockAt:
+    """Part of a network that is a block of its own: x, and the block from x to the value where it ends."""
+
+    start: int
+    block: Block
+
+
+def block_at(nodes: Sequence[AbstractNode], value: int) -> BlockAt | None:
+    """Return the residual block H x + G Phi(W x + b) + c that ends in a value, in any network, or None."""
+    node = nodes[value]
+    if not isinstance(node, AffineNode) or len(node.terms) != 2:
+        return None
+    for skip, branch in (node.terms, node.terms[::-1]):
+        hidden = nodes[branch.source]
+        z = nodes[hidden.source] if isinstance(hidden, ElementwiseNode) else None
+        if isinstance(hidden, ElementwiseNode) and isinstance(z, AffineNode) and z.sources == (skip.source,):
+            H, G, W = skip.map, branch.map, z.terms[0].map
+            return BlockAt(skip.source, Block(H, G, W, z.offset, node.offset, hidden.activation, hidden.name))
+    return None
+
+
 def _zero(source: Shape, target: Shape, like: AbstractLinearMap) -> AbstractLinearMap:
     return Zero(source, target, like.dtype, like.device)
 

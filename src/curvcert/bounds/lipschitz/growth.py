@@ -1,0 +1,211 @@
+r"""How far every value of a network can move for a unit of its input: node by node, and by LipLT in its z-form.
+
+With :math:`\phi(z) = \mu z + \psi(z)` about the middle slope :math:`\mu = (\alpha + \beta)/2`, the rest
+:math:`\psi` is :math:`\rho = (\beta - \alpha)/2`-Lipschitz.  With the path maps P (`propagation/path_maps.py`) of the
+network whose activations are their middle slopes, the pre-activations and the output are
+
+.. math:: z_k = P_{k0} x + \sum_{i < k} P_{ki} \psi_i(z_i) + \text{const}, \qquad
+          Z_k = \|P_{k0}\| + \sum_{i < k} \|P_{ki}\| \rho_i Z_i.
+
+Nodes of one level (`network/rewriting/levels.py`) are also bounded together: with the pre-activations of a level as one
+vector, of growth :math:`Z_l`, its share is the least of :math:`\|[P_{ki} \rho_i]_{i \in l}\| Z_l` and the sum over its
+members, so that a layer loses nothing by being written as several nodes.  Max-pooling has no middle slope: all of it is
+rest.
+
+The published recursion is about blocks, and carries :math:`\|W_j\| L_j` where :math:`Z_j` stands here, which is never
+less.  Never above the layerwise product either: where a norm of a path map is only bounded, a sum's own constant, from
+those of the values that it reads, is taken if it is less.  In networks with skips, where contracting blocks have
+constants that no sum of norms can match, the sum over paths is first estimated from below by power iteration, and its
+norms are not bounded where that is already too much.
+
+Reference: Fazlyab et al. (NeurIPS 2023); Entesari et al. (ICML 2024), equation `eq:lipLtRecursive`.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.block_constants import block_product, max_pool_constant
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Global, LayerTerm
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.rewriting.chain import block_at
+from curvcert.network.rewriting.levels import Level, levels_of
+from curvcert.operators import AbstractLinearMap, NormBounds, Zero
+from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.operators.segments import on_top_of_each_other, side_by_side
+from curvcert.propagation.path_maps import PathMaps, rest_slope
+from curvcert.rounding import TINY, gamma, inflate
+
+NormOf = Callable[[AbstractLinearMap], Tensor]
+
+_GLIMPSE_STEPS = 8
+"""Power-iteration steps of a norm that is only glimpsed, from below."""
+
+
+class Growth:
+    """How far every value of a network can move, in the p-norm, for a unit of the input; by any kind of norms."""
+
+    def __init__(self, problem: Problem, norms: AbstractNorms[R], paths: bool = True) -> None:
+        """Read a network; every constant is computed when it is first asked for.
+
+        Without `paths` it is what the nodes give one by one.
+        """
+        self._problem, self._norms, self._look_back = problem, norms, paths
+        self._nodes = problem.network.nodes
+        self._paths = PathMaps(self._nodes)
+        self._levels = levels_of(self._nodes)
+        self._values: dict[int, Tensor] = {}
+        self._steps: dict[int, Tensor] = {}
+        self._of_level: dict[Level, Tensor] = {}
+        skips = any(isinstance(node, AffineNode) and len(node.terms) > 1 for node in self._nodes)
+        exact = problem.p == 2 and (problem.scalars or problem.q == 2)
+        self._glimpses = skips and exact and isinstance(norms, NormBounds)
+
+    def of(self, value: int) -> Tensor:
+        """Return the constant of x -> a value."""
+        if value not in self._values:
+            self._values[value] = self._bounded(value, self._norm, last=False)
+        return self._values[value]
+
+    def of_output(self) -> Tensor:
+        """Return the constant of the network, in its final norm."""
+        return self._bounded(len(self._nodes) - 1, lambda op: self._problem.final_norm(op, self._norms), last=True)
+
+    def _step(self, value: int) -> Tensor:
+        """Return a constant of what a sum reads: where that is only a sum itself, by its own terms.
+
+        The sum over paths to whatever reads it will look through it, and so its own is not worth its norms.
+        """
+        node = self._nodes[value]
+        if not isinstance(node, AffineNode) or value in self._values or block_at(self._nodes, value) is not None:
+            return self.of(value)
+        if value not in self._steps:
+            self._steps[value] = self._layerwise(value, self._norm, last=False)
+        return self._steps[value]
+
+    def _norm(self, op: AbstractLinearMap) -> Tensor:
+        return self._norms.norm(op, self._problem.p, self._problem.p)
+
+    def _bounded(self, value: int, outer: NormOf, last: bool) -> Tensor:
+        """Return the least of a node's own constant and the sum over paths; `outer` measures maps that end here."""
+        # Level by level, so that each finds those below it, and deep networks need no deep recursion.
+        for level in self._levels if self._look_back else ():
+            if level not in self._of_level and all(number < value for number in level):
+                self._of_level[level] = self._together(level)
+        node = self._nodes[value]
+        layerwise = self._layerwise(value, outer, last)
+        # Of an input, of max-pooling and of an activation the sum over paths says no more than the node's own constant.
+        tells = isinstance(node, AffineNode) or (last and isinstance(node, ElementwiseNode))
+        if not (tells and self._look_back):
+            return layerwise
+        if self._glimpses:
+            quick = outer if last and self._problem.scalars else _glimpsed
+            if not bool((self._sum((value,), _glimpsed, quick) < layerwise).any()):
+                return layerwise
+        return torch.minimum(layerwise, inflate(self._sum((value,), self._norm, outer), self._slack))
+
+    @property
+    def _slack(self) -> float:
+        """Covers the roundings of a sum over paths: fewer than eight for each node."""
+        return gamma(8 * len(self._nodes) + 8)
+
+    def _layerwise(self, value: int, outer: NormOf, last: bool) -> Tensor:
+        """Bound a value from those that its node reads."""
+        node = self._nodes[value]
+        match node:
+            case AffineNode():
+                terms = [outer(term.map) * self._step(term.source) for term in node.terms]
+                total = inflate(torch.stack(terms).sum(dim=0), gamma(2 * len(terms)))
+                found = block_at(self._nodes, value)
+                if found is None:
+                    return total
+                whole = block_product(found.block, self._problem, self._norms, last) * self.of(found.start)
+                return torch.minimum(total, inflate(whole, 0.0))
+            case ElementwiseNode():
+                steepest = max(map(abs, node.activation.slope)) * self.before(value)
+                return (
+                    inflate(outer(self._paths.to(value)[value]) * steepest, gamma(4))
+                    if last
+                    else inflate(steepest, 0.0)
+                )
+            case MaxPoolNode():
+                constant = max_pool_constant(node.pool, self._problem, last).to(self._problem.network.device)
+                return inflate(constant * self.before(value), 0.0)
+            case _:
+                one = torch.ones((), dtype=torch.float64, device=self._problem.network.device)
+                return outer(self._paths.to(value)[value]) if last else one
+
+    def before(self, number: int) -> Tensor:
+        """Return the constant of the pre-activation of a nonlinear node, alone or as part of its level."""
+        level = next(level for level in self._levels if number in level)
+        alone = self.of(self._nodes[number].sources[0])
+        return torch.minimum(alone, self._of_level[level]) if level in self._of_level else alone
+
+    def _together(self, level: Level) -> Tensor:
+        """Bound the pre-activations of a level as one vector, given all levels below it."""
+        p = self._problem.p
+        targets = tuple(dict.fromkeys(self._nodes[number].sources[0] for number in level))
+        alone = torch.stack([self.of(target) for target in targets])
+        if len(targets) == 1:
+            return alone[0]
+        separate = inflate(torch.linalg.vector_norm(alone, p, dim=0), gamma(64 + len(targets)))
+        return torch.minimum(separate, inflate(self._sum(targets, self._norm, self._norm), self._slack))
+
+    def _sum(self, targets: tuple[int, ...], norm: NormOf, outer: NormOf) -> Tensor:
+        """Return the sum over paths to values, as one vector; `outer` measures the maps that end there."""
+        maps = [self._paths.to(target) for target in targets]
+
+        def path(source: int) -> AbstractLinearMap:
+            found = [
+                to.get(source, Zero(self._nodes[source].shape, self._nodes[target].shape, like.dtype, like.device))
+                for to, target in zip(maps, targets, strict=True)
+            ]
+            return on_top_of_each_other(found)
+
+        like = next(iter(maps[0].values()))
+        total = torch.zeros((), dtype=torch.float64, device=self._problem.network.device)
+        for level in reversed(self._levels):
+            members = [number for number in reversed(level) if any(number in to for to in maps)]
+            if not members:
+                continue
+            paths = {number: path(number) for number in members}
+            alone = [self._rest(number) * outer(paths[number]) * self.before(number) for number in members]
+            share = torch.stack(alone).sum(dim=0)
+            if len(members) > 1 and level in self._of_level:
+                joint = side_by_side([self._rest(number) * paths[number] for number in members])
+                share = torch.minimum(share, outer(joint) * self._of_level[level])
+            total = total + share
+        return total + outer(path(0)) if any(0 in to for to in maps) else total
+
+    def _rest(self, number: int) -> float:
+        """Return the Lipschitz constant of what of a nonlinear node is not linear."""
+        node = self._nodes[number]
+        if isinstance(node, MaxPoolNode):
+            return math.nextafter(float(max_pool_constant(node.pool, self._problem, False)), math.inf)
+        assert isinstance(node, ElementwiseNode)
+        return rest_slope(node)
+
+
+def _glimpsed(op: AbstractLinearMap) -> Tensor:
+    """Return the growth of one vector, after steps of power iteration: the 2 -> 2 norm is no less."""
+    v = torch.cos(torch.arange(op.in_size, dtype=op.dtype, device=op.device)).reshape(1, *op.in_shape)
+    for _ in range(_GLIMPSE_STEPS):
+        v = op.adjoint(op.apply(v))
+        v = v / torch.linalg.vector_norm(v).clamp(min=TINY)
+    growth: Tensor = torch.linalg.vector_norm(op.apply(v))
+    return growth
+
+
+def bound_of(found: Growth, problem: Problem, norms: AbstractNorms[R], method: str) -> R:
+    """Return the network's constant as a result, with that of every activation on the way."""
+    nodes, total = problem.network.nodes, found.of_output()
+    nonlinear = [k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode | MaxPoolNode)]
+    values = [*(found.of(k) for k in nonlinear[:-1]), total]
+    named = zip(nonlinear or [len(nodes) - 1], values, strict=True)
+    per_layer = tuple(LayerTerm(nodes[k].name, "prefix", value, method) for k, value in named)
+    return norms.result(
+        problem.shaped(total), problem.p, problem.q, Global(), method, per_layer, problem.network.assumes
+    )

@@ -1,0 +1,104 @@
+"""Parts of concatenated values: a segment is cut out, and its adjoint puts it back among zeros."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.errors import InvalidInput
+from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
+from curvcert.operators.rows import row_norms_upper_bound
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Segment(AbstractLinearMap):
+    """x -> x[start], x[start + 1], ... in a shape: part of a vector; its rows are unit vectors.
+
+    >>> Segment(5, 1, (2,)).apply(torch.arange(5.0, dtype=torch.float64))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    total: int
+    start: int
+    part: Shape
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.start + self.out_size <= self.total or self.out_size < 1:
+            raise InvalidInput(f"A segment of shape {self.part} from {self.start} on does not fit into {self.total}.")
+
+    @property
+    def in_shape(self) -> Shape:
+        return (self.total,)
+
+    @property
+    def out_shape(self) -> Shape:
+        return self.part
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x[:, self.start : self.start + self.out_size].reshape(len(x), *self.part)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        behind = self.total - self.start - self.out_size
+        return torch.nn.functional.pad(y.flatten(1), (self.start, behind))
+
+    def _matrix(self) -> Tensor:
+        eye = torch.eye(self.total, dtype=self.dtype, device=self.device)
+        return eye[self.start : self.start + self.out_size]
+
+
+@magnitude.register
+def _(op: Segment) -> AbstractLinearMap:
+    return op
+
+
+@rounding_length.register
+def _(op: Segment) -> int:
+    return 0
+
+
+@row_norms_upper_bound.register
+def _(op: Segment, r: float) -> Tensor:
+    return torch.ones(op.part, dtype=op.dtype, device=op.device)
+
+
+@spectral_norm_upper_bound.register
+def _(op: Segment, norms: NormBounds) -> Measured:
+    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
+
+
+def side_by_side(maps: Sequence[AbstractLinearMap]) -> AbstractLinearMap:
+    """Return [A_1, A_2, ...], which takes the inputs of all of them as one vector and adds what they give.
+
+    >>> from curvcert.operators.dense import Dense
+    >>> side_by_side([Dense(torch.ones(1, 2)), Dense(2 * torch.ones(1, 1))]).as_matrix()
+    tensor([[1., 1., 2.]])
+    """
+    if len(maps) == 1:
+        return maps[0]
+    sizes = [op.in_size for op in maps]
+    starts = [0, *accumulate(sizes)]
+    parts = [
+        Segment(starts[-1], start, op.in_shape, op.dtype, op.device) for start, op in zip(starts, maps, strict=False)
+    ]
+    return reduce(lambda left, right: left + right, (op @ part for op, part in zip(maps, parts, strict=True)))
+
+
+def on_top_of_each_other(maps: Sequence[AbstractLinearMap]) -> AbstractLinearMap:
+    """Return the map x -> (A_1 x, A_2 x, ...), its images joined into one vector.
+
+    >>> from curvcert.operators.dense import Dense
+    >>> on_top_of_each_other([Dense(torch.ones(2, 1)), Dense(3 * torch.ones(1, 1))]).as_matrix()
+    tensor([[1.],
+            [1.],
+            [3.]])
+    """
+    return maps[0] if len(maps) == 1 else side_by_side([op.T for op in maps]).T

@@ -1,0 +1,1 @@
+"""What is carried through a network, one way of bounding per file."""

@@ -1,0 +1,123 @@
+"""LipLT in its z-form on graphs: never below what is found, never above the forms that it combines."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+import curvcert
+from curvcert.activations import TANH
+from curvcert.bounds.lipschitz import growth
+from curvcert.bounds.lipschitz.growth import Growth
+from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.data import load_demo_network
+from curvcert.network import Network
+from curvcert.network.builder import Value, start
+from curvcert.network.rewriting.fusion import fused
+from curvcert.network.rewriting.levels import levels_of
+from curvcert.operators import Dense, NormBounds
+from tests.network.graphs import GRAPHS, IDS, Draw, Graph, concat, finished
+
+F64 = torch.float64
+
+every_graph = pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
+
+
+def jacobians(network: Network, seed: int = 0) -> Tensor:
+    """Return Jacobians near and far from 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(400, *network.in_shape, dtype=F64, generator=generator)
+    return network.jacobian(x * torch.logspace(-2, 1, 400, dtype=F64)[:, None]).flatten(2)
+
+
+def liplt(network: Network, p: float = 2.0) -> Tensor:
+    return curvcert.lipschitz(network, p, method="liplt").value
+
+
+@every_graph
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_no_jacobian_exceeds_the_constants(graph: Graph, p: float) -> None:
+    for seed in range(2):
+        network = graph.network(seed)
+        J = jacobians(network)
+        row = torch.linalg.vector_norm(J[:, 0], {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[p], dim=1).amax()
+        for method in ("liplt", "product"):
+            vector, scalar = (float(curvcert.lipschitz(network, p, method=method, logit=i)) for i in (None, 0))
+            assert float(torch.linalg.matrix_norm(J, p).amax()) <= vector * (1 + 1e-12)
+            assert float(row) <= scalar * (1 + 1e-12)
+        assert float(liplt(network, p)) <= vector * (1 + 1e-9)
+        assert float(curvcert.lipschitz(network, p)) <= float(liplt(network, p))
+
+
+@every_graph
+def test_every_value_and_level_is_bounded(graph: Graph) -> None:
+    network = graph.network(1)
+    found = Growth(make_problem(network, 2, None, None, None, None, None), NormBounds())
+    for value in range(1, len(network.nodes)):
+        until = Network(fused(network.nodes, value))
+        J = jacobians(until)
+        assert float(torch.linalg.matrix_norm(J, 2).amax()) <= float(found.of(value)) * (1 + 1e-12)
+    for level in levels_of(network.nodes):
+        parts = [jacobians(Network(fused(network.nodes, network.nodes[k].sources[0]))) for k in level]
+        joint = torch.linalg.matrix_norm(torch.cat(parts, dim=1), 2).amax()
+        together = found._of_level.get(level)
+        assert together is None or float(joint) <= float(together) * (1 + 1e-12)
+
+
+@every_graph
+def test_levels_never_lose(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = graph.network(2)
+    with_levels = {p: liplt(network, p) for p in (1.0, 2.0, math.inf)}
+    monkeypatch.setattr(growth, "levels_of", lambda nodes: [(k,) for level in levels_of(nodes) for k in level])
+    for p, value in with_levels.items():
+        assert float(value) <= float(liplt(network, p)) * (1 + 1e-9)
+
+
+def split(widths: Sequence[int], parts: int, scales: Sequence[float] = ()) -> Network:
+    """Return a chain of tanh layers, each written as several nodes that are concatenated; the function is the same."""
+    draw, x = Draw(5), start((widths[0],), torch.device("cpu"))
+    for n, m in pairwise(widths[:-1]):
+        W = draw.normal(m, n) / n**0.5
+        if scales:
+            W = W * torch.tensor(scales, dtype=F64).repeat_interleave(m // len(scales))[:, None]
+        pieces: list[Value] = [x.linear(Dense(rows.clone())).activate(TANH, "tanh") for rows in W.chunk(parts)]
+        x = concat(pieces)
+    return finished(x.linear(Dense(draw.normal(widths[-1], widths[-2]) / widths[-2] ** 0.5)))
+
+
+@pytest.mark.parametrize("scales", [(), (1.0, 1e-3, 30.0, 1.0)], ids=["even", "badly scaled"])
+def test_a_layer_written_as_several_nodes_loses_nothing(scales: tuple[float, ...]) -> None:
+    widths = (24, 40, 40, 40, 40, 10)
+    chain = float(liplt(split(widths, 1, scales)))
+    for parts in (2, 4):
+        assert float(liplt(split(widths, parts, scales))) <= 1.1 * chain
+
+
+def test_identity_skips_change_nothing() -> None:
+    """x + 0 f(x), and a sum of a value with a multiple of itself, are what they are."""
+    x = start((3,), torch.device("cpu"))
+    W = Dense(Draw(0).normal(3, 3))
+    plain = x.linear(W).activate(TANH, "tanh")
+    halves = plain.linear(Dense(0.5 * torch.eye(3, dtype=F64)))
+    assert float(liplt(finished(halves.plus(halves, "sum")))) == pytest.approx(float(liplt(finished(plain))), rel=1e-9)
+
+
+def test_the_z_form_is_below_the_published_recursion() -> None:
+    """MATH's figure for the convolutional demo network: 111.9, where the recursion on blocks gives 140.9."""
+    network = curvcert.trace(load_demo_network(), torch.zeros(1, 1, 8, 8))
+    assert float(liplt(network)) == pytest.approx(111.906, rel=1e-4)
+
+
+def test_two_activations_in_a_branch_by_hand() -> None:
+    """x + v tanh(w tanh(u x)) in one dimension: Z = 1 + v (w u / 4 + w u / 4 + w u / 2) / ... written out."""
+    u, w, v = 2.0, 3.0, 0.5
+    one = lambda value: Dense(torch.full((1, 1), value, dtype=F64))  # noqa: E731
+    x = start((1,), torch.device("cpu"))
+    y = x.plus(x.linear(one(u)).activate(TANH, "a").linear(one(w)).activate(TANH, "b").linear(one(v)), "skip")
+    z1 = u
+    z2 = w * u / 2 + w * z1 / 2
+    expected = (1 + v * w * u / 4) + v * w / 2 / 2 * z1 + v / 2 * z2
+    assert float(liplt(finished(y))) == pytest.approx(expected, rel=1e-9)
