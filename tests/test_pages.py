@@ -143,8 +143,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def provide(words: list[str]) -> list[str]:
     """Return the words with files in the place of capitals, and make those files."""
     name = {"reproduce": "tanh-anchor", "train": "digits"}.get(words[0], "NAME")
-    certificate = "out/certificate.safetensors"
-    stand_for = {"MODEL": "model.safetensors", "DATA": "data.npz", "DIR": "out", "NAME": name}
+    certificate = "certified/certificate.safetensors"
+    stand_for = {"MODEL": "model.safetensors", "DATA": "data.npz", "DIR": "certified", "NAME": name}
     stand_for |= {"CERTIFICATE": certificate, "FILE": certificate}
     words = [stand_for.get(word, word) for word in words]
     for word in set(words) & MAKERS.keys():
