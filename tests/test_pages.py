@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from click import UsageError
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 from benchmarks import harness
@@ -286,6 +285,8 @@ def parse_benchmark(words: list[str]) -> None:
             module.main()
 
 
+# typer may hold a click of its own: this is the class that its errors of usage derive from.
+UsageError = typer.BadParameter.__base__
 PARSERS = {
     "curvcert": parse_curvcert,
     "for": parse_loop,
