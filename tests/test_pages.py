@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("results").symlink_to(ROOT / "results")
     # A page that makes itself a folder goes on in it on the command line.
     mkdtemp = tempfile.mkdtemp
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda *given: mkdtemp(*given) if given else str(tmp_path))
+
+    def made(*given: Any, **named: Any) -> str:
+        return mkdtemp(*given, **named) if given or named else str(tmp_path)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
