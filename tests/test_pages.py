@@ -130,7 +130,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(BUDGET_VARIABLE, "0.0001")
     monkeypatch.setenv("COLUMNS", "120")
-    Path("results").symlink_to(ROOT / "results")
     # A page that makes itself a folder goes on in it on the command line.
     mkdtemp = tempfile.mkdtemp
 
@@ -193,6 +192,8 @@ def test_a_page_does_what_it_says(page: str, folder: Path) -> None:
     for part in parts((ROOT / page).read_text(encoding="utf-8")):
         where = f"{page}:\n{part}"
         if isinstance(part, Python):
+            if '"results"' in part.code and not Path("results").exists():
+                Path("results").symlink_to(ROOT / "results")
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(part.code, page, "exec"), names)
