@@ -2,11 +2,11 @@
 
 Claim: every fault of `benchmarks.faults` makes one of its tests fail, and the unpatched copy passes them all.
 Hardware: whatever it runs on; the record says which.  One process at a time, one thread.
-Trials: each set of tests once without a fault, then once for each fault until the first failure.
+Trials: for each set of test files, once what its faults name without a fault, then each fault until the first failure.
 
 A fault counts as found when a test fails after the patched line ran, so a statement in front of it leaves a mark.  The
 command fails if a fault is not found, if its line did not run, if the unpatched copy reports anything, or if the
-tests named for a fault take more than a minute of processor time.
+tests named for the faults of a set take more than a minute of processor time.
 
     python -m benchmarks.teeth [--fault NAME ...] [--list]
 
@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ from curvcert.results import Record
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
-"""Seconds of processor time that the tests named for a fault may take."""
+"""Seconds of processor time that the tests named for a set of faults may take."""
 
 _PATIENCE = 600.0
 """Seconds after which a run is given up: a fault may also make a loop endless."""
@@ -128,9 +128,21 @@ def _write(path: Path, text: str) -> None:
         compiled.unlink()
 
 
-def run_tests(copy: Path, tests: Sequence[str]) -> Outcome:
+def run_tests(copy: Path, tests: Sequence[str], keyword: str) -> Outcome:
     """Run tests in the copy up to the first failure, with the same random examples each time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        *tests,
+        "-k",
+        keyword,
+    ]
     path = os.pathsep.join([str(copy / "src"), str(copy)])
     environment = {**os.environ, "PYTHONPATH": path, "CI": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # to compile the package anew each time takes as long as the tests
@@ -149,7 +161,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> Outcome:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise Toothless(f"{' '.join(tests)} did not end within {_PATIENCE:.0f} s:\n{output[-2000:]}") from None
+        raise Toothless(f"{named(tests, keyword)} did not end within {_PATIENCE:.0f} s:\n{output[-2000:]}") from None
     return Outcome(process.returncode, output, _processor_seconds() - before)
 
 
@@ -158,10 +170,16 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def require_clean(copy: Path, tests: Sequence[str]) -> float:
-    """Return how long tests take on the unpatched copy, which must pass them within the limit."""
-    outcome = run_tests(copy, tests)
-    name = " ".join(tests)
+def named(tests: Sequence[str], keyword: str) -> str:
+    """Return tests as they are given to pytest."""
+    return " ".join([*tests, *(["-k", repr(keyword)] if keyword else [])])
+
+
+def require_clean(copy: Path, tests: Sequence[str], keywords: Iterable[str]) -> float:
+    """Return how long all these tests take on the unpatched copy, which must pass them within the limit."""
+    each = sorted(set(keywords))
+    keyword = " or ".join(f"({one})" for one in each) if all(each) else ""
+    outcome, name = run_tests(copy, tests, keyword), named(tests, keyword)
     if outcome.status != 0 or " passed" not in outcome.output:
         raise Toothless(f"without a fault {name} reported (status {outcome.status}):\n{outcome.output[-2000:]}")
     if outcome.seconds > LIMIT:
@@ -173,11 +191,11 @@ def require_found(fault: Fault, copy: Path) -> dict[str, Any]:
     """Return which test finds a fault, and how long that takes."""
     mark = copy / "the-faulty-line-ran"
     with applied(fault, copy, mark):
-        outcome = run_tests(copy, fault.tests)
+        outcome = run_tests(copy, fault.tests, fault.keyword)
     if not mark.exists():
         raise Toothless(f"its line did not run (status {outcome.status}):\n{outcome.output[-2000:]}")
     if outcome.status == 0:
-        raise Toothless(f"not found by {' '.join(fault.tests)}")
+        raise Toothless(f"not found by {named(fault.tests, fault.keyword)}")
     failed = _FAILED.search(outcome.output)
     if outcome.status != 1 or failed is None:
         raise Toothless(f"the tests could not be run (status {outcome.status}):\n{outcome.output[-2000:]}")
@@ -185,22 +203,33 @@ def require_found(fault: Fault, copy: Path) -> dict[str, Any]:
 
 
 def bite(faults: Sequence[Fault], root: Path, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
-    """Apply faults one by one to a copy; return what became of each, and how long each set of tests takes without."""
+    """Apply faults one by one to a copy; return what became of each, and how long the sets of tests take without."""
     found: dict[str, Any] = {}
     clean: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(root, Path(folder))
-        for fault in faults:
-            name = " ".join(fault.tests)
+        for tests in dict.fromkeys(fault.tests for fault in faults):
+            group = [fault for fault in faults if fault.tests == tests]
             try:
-                if name not in clean:
-                    clean[name] = round(require_clean(copy, fault.tests), 1)
-                found[fault.name] = require_found(fault, copy)
-                console.print(f"found  {fault.name} by {found[fault.name]['test']}", markup=False)
+                seconds = require_clean(copy, tests, (fault.keyword for fault in group))
             except Toothless as why:
-                found[fault.name] = {"found": False, "why": str(why).partition("\n")[0]}
-                console.print(f"FAILED {fault.name}: {why}", markup=False)
+                console.print(f"FAILED: {why}", markup=False)
+                found |= {fault.name: _missed(why) for fault in group}
+                continue
+            clean[" ".join(tests)] = round(seconds, 1)
+            console.print(f"{' '.join(tests)}: nothing without a fault, in {seconds:.0f} s", markup=False)
+            for fault in group:
+                try:
+                    found[fault.name] = require_found(fault, copy)
+                    console.print(f"  found {fault.name}, by {found[fault.name]['test']}", markup=False)
+                except Toothless as why:
+                    found[fault.name] = _missed(why)
+                    console.print(f"  FAILED {fault.name}: {why}", markup=False)
     return found, clean
+
+
+def _missed(why: Toothless) -> dict[str, Any]:
+    return {"found": False, "why": str(why).partition("\n")[0]}
 
 
 def commit_of(root: Path) -> str:

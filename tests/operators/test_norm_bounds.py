@@ -368,6 +368,6 @@ def test_a_convolution_without_padding_is_more_than_its_kernel_where_windows_mee
 
 def test_the_memory_tells_norms_and_maps_apart() -> None:
     norms, maps = NormBounds(), (Dense(randn(3, 4)), Dense(randn(3, 4, seed=1)), Dense(randn(4, 3)).T)
-    for p, q in product((1, 2, math.inf), repeat=2):
+    for p, q in itertools.product((1, 2, math.inf), repeat=2):
         for op in (*maps, 2.0 * maps[0], maps[0] @ maps[2].T):
             assert float(norms.bound(op, p, q)) == float(norm_upper_bound(op, p, q))
