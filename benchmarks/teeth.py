@@ -159,9 +159,11 @@ def run_tests(copy: Path, tests: Sequence[str], keyword: str) -> Outcome:
     try:
         output, _ = process.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise Toothless(f"{named(tests, keyword)} did not end within {_PATIENCE:.0f} s:\n{output[-2000:]}") from None
+        raise Toothless(f"{named(tests, keyword)} did not end within {_PATIENCE:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return Outcome(process.returncode, output, _processor_seconds() - before)
 
 
