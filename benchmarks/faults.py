@@ -865,12 +865,12 @@ EVALUATION = (
         "Outputs are farther from the exact ones than is claimed.",
     ),
     Fault(
-        "an-error-that-steep-activations-do-not-grow",
+        "an-error-that-ends-at-an-activation",
         "network/evaluation.py",
         "return _computed(value, steepest * z.error + local, steepest * z.error_norm + _norm(local))",
-        "return _computed(value, 0.1 * z.error + local, 0.1 * z.error_norm + _norm(local))",
+        "return _computed(value, local, _norm(local))",
         ("tests/network/test_evaluation.py",),
-        "claimed_error",
+        "cancels",
         "Behind an activation values are farther from the exact ones than is claimed.",
     ),
     Fault(
