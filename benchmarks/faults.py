@@ -1062,7 +1062,7 @@ READERS = (
         'return _percent(1000 * count // total) if total else "n/a"',
         'return _percent(-(-1000 * count // total)) if total else "n/a"',
         ("tests/reporting/test_page.py",),
-        "",
+        "shares_are_rounded",
         "A page shows a certified accuracy above the true one.",
     ),
     Fault(
