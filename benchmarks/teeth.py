@@ -235,17 +235,20 @@ def _missed(why: Toothless) -> dict[str, Any]:
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit that is checked out, marked where files differ from it."""
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    """Return the commit that is checked out, marked where what is copied differs from it."""
+    git = ["git", "-C", str(root)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    status = [*git, "status", "--porcelain", "--", *_COPIED]
+    changed = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    return f"{commit}-dirty" if changed else commit
 
 
-def append_to_record(command: str, found: dict[str, Any], clean: dict[str, float]) -> Path:
+def append_to_record(command: str, commit: str, found: dict[str, Any], clean: dict[str, float]) -> Path:
     """Append a run to the record; the earlier ones stay."""
     path = RESULTS / "teeth.json"
     runs = Record.read(path).figures["runs"] if path.exists() else []
     today = datetime.now(UTC).date().isoformat()
-    run = {"created": today, "commit": commit_of(ROOT), "faults": found, "seconds_without_fault": clean}
+    run = {"created": today, "commit": commit, "faults": found, "seconds_without_fault": clean}
     return write_record("teeth", command, 0, {"limit_s": LIMIT, "threads": 1}, {"runs": [*runs, run]})
 
 
@@ -273,9 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         faults = chosen(options.fault)
     except InvalidInput as error:
         parser.error(str(error))
+    commit = commit_of(ROOT)
     found, clean = bite(faults, ROOT, console)
     command = " ".join(["python -m benchmarks.teeth", *(f"--fault {name}" for name in options.fault)])
-    console.print(f"recorded in {append_to_record(command, found, clean)}", markup=False)
+    console.print(f"recorded in {append_to_record(command, commit, found, clean)}", markup=False)
     missed = [name for name, outcome in found.items() if not outcome["found"]]
     console.print(f"{len(found) - len(missed)} of {len(found)} faults found", markup=False)
     raise SystemExit(1 if missed else 0)
