@@ -565,7 +565,7 @@ SHELL_AND_LINE = (
         "ball = over_balls(centres, high, inputs)",
         "ball = over_balls(centres, low, inputs)",
         (SHELLS, REFERENCE),
-        "half_a_saturated or no_margin and tanh",
+        "half_a_saturated",
         "Bounds over a shell are those of the ball that it surrounds.",
     ),
     Fault(
