@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.harness import ratios, time_interleaved, write_record
+from benchmarks.harness import ratios, require_known_code, time_interleaved, write_record
 from benchmarks.networks import six_c_two_f, six_f
 from curvcert.certificates import Certifier, certifier
 from curvcert.network import trace
@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=256)
     parser.add_argument("--networks", nargs="+", default=["6F"], choices=["6F", "6C2F"])
     options = parser.parse_args()
+    if options.device != "cpu" and not options.quick:
+        require_known_code()
     console = Console()
     builders = {"6F": six_f, "6C2F": six_c_two_f}
     points, names = (32, ["6F"]) if options.quick else (options.points, options.networks)

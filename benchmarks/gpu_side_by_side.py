@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu_training import BATCH, SEED, random_images, recipe, steps_per_second
-from benchmarks.harness import write_record
+from benchmarks.harness import require_known_code, write_record
 from curvcert.training import SideBySide
 from curvcert.training.recipe import Loss
 
@@ -28,6 +28,7 @@ def main() -> None:
     """Measure and record."""
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device, and there is none here.")
+    require_known_code()
     console, data, figures = Console(width=160), random_images(), dict[str, dict[str, Any]]()
     for loss in LOSSES:
         for count in COUNTS:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import write_record
+from benchmarks.harness import require_known_code, write_record
 
 TESTS = ("tests/certificates/test_gpu.py", "tests/training/test_gpu.py")
 
@@ -34,6 +34,7 @@ def main() -> None:
     """Run them and record."""
     if not torch.cuda.is_available():
         raise SystemExit("These tests need a CUDA device, and there is none here.")
+    require_known_code()
     outcomes = Outcomes()
     root = Path(__file__).parents[1]
     # The shapes in annotations are checked by the tests on a CPU; what checks them may be missing here.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.harness import write_record
+from benchmarks.harness import require_known_code, write_record
 from curvcert.data import LabelledImages
 from curvcert.training import Recipe, SideBySide, Trainer
 from curvcert.training.recipe import Loss
@@ -81,6 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device, and there is none here.")
+    if not options.quick:
+        require_known_code()
     console, data, figures = Console(width=160), random_images(), {}
     for model in options.models:
         for loss in LOSSES:

@@ -1,16 +1,29 @@
-"""Time things side by side: the candidates take turns within one run, so that drift hits all alike."""
+"""Time things side by side: the candidates take turns within one run, so that drift hits all alike.
 
+A record names the commit whose code it measured.
+"""
+
+import os
+import re
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from curvcert.errors import InvalidInput
 from curvcert.results import record_of_this_run
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+COMMIT_VARIABLE = "CURVCERT_COMMIT"
+"""The environment variable that names the commit where there is no .git: what `DESCRIBE` prints where there is one."""
+DESCRIBE = "git describe --always --abbrev=40 --dirty --exclude '*'"
+CODE = ("benchmarks", "src", "tests", "constraints.txt", "pyproject.toml")
+"""What a measurement depends on.  The records themselves change from one benchmark to the next."""
 
 Candidates = Mapping[str, Callable[[], object]]
 
@@ -93,5 +106,55 @@ def ratios(timings: Mapping[str, Timing], against: str) -> dict[str, float]:
 
 
 def write_record(name: str, command: str, seed: int, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
-    """Write what was measured to results/NAME.json and return the path."""
-    return record_of_this_run(name, command, seed, config, figures).write(RESULTS / f"{name}.json")
+    """Write what was measured, and the code that was, to results/NAME.json and return the path.
+
+    Raises:
+        InvalidInput: the record is of another device than the CPU, and the commit is not known.
+    """
+    if config.get("device", "cpu") != "cpu":
+        require_known_code()
+    whole = {**config, "code": measured_code()}
+    return record_of_this_run(name, command, seed, whole, figures).write(RESULTS / f"{name}.json")
+
+
+def require_known_code() -> None:
+    """Raise if the commit is not known: asked before a measurement on a GPU, which is not easily repeated.
+
+    Raises:
+        InvalidInput: there is no .git, and the environment variable does not name the commit.
+    """
+    if measured_code() is None:
+        raise InvalidInput(
+            f"A record of a GPU names the commit that it measured, and there is no .git here. Set {COMMIT_VARIABLE} to "
+            f"what this prints in the checkout that the code is from: {DESCRIBE}"
+        )
+
+
+@cache
+def measured_code() -> Mapping[str, str | bool] | None:
+    """Return the commit of this code, and whether the code was changed since; None where that is not known."""
+    return code_in(ROOT, os.environ.get(COMMIT_VARIABLE))
+
+
+def code_in(folder: Path, told: str | None = None) -> Mapping[str, str | bool] | None:
+    """Return the commit that is checked out in a folder, and whether its code was changed; else what one was told.
+
+    >>> code_in(Path("no-such-folder"), 40 * "a" + "-dirty") == {"commit": 40 * "a", "changed": True}
+    True
+
+    Raises:
+        InvalidInput: if one was told something else than a commit.
+    """
+    if (folder / ".git").exists():
+        changes = _git(folder, "status", "--porcelain", "--", *CODE)
+        return {"commit": _git(folder, "rev-parse", "HEAD"), "changed": bool(changes)}
+    if told is None:
+        return None
+    if not re.fullmatch(r"[0-9a-f]{40}(-dirty)?", told):
+        raise InvalidInput(f"{COMMIT_VARIABLE} is what `{DESCRIBE}` prints, got {told!r}.")
+    return {"commit": told.removesuffix("-dirty"), "changed": told.endswith("-dirty")}
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()

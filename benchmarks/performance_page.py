@@ -72,6 +72,29 @@ def shared_table() -> str:
     return _table(lines)
 
 
+def gpu_records() -> dict[str, Record]:
+    """Return the records that a benchmark made on a GPU, by name."""
+    records = {path.stem: Record.read(path) for path in sorted(RESULTS.glob("*.json"))}
+    made = {name: each for name, each in records.items() if each.command.startswith("python -m benchmarks.")}
+    return {name: each for name, each in made.items() if each.config.get("device", "cpu") != "cpu"}
+
+
+def code_of(record: Record) -> str:
+    """Return which code a record measured; of the older ones it is known at what commit they were added."""
+    code = record.config["code"]
+    if code["commit"] is None:
+        return f"not recorded; the record is of `{code['recorded_in'][:12]}`"
+    return f"`{code['commit'][:12]}`{', changed' if code['changed'] else ''}"
+
+
+def records_table() -> str:
+    """Return every record that a benchmark made on a GPU, and the commit whose code it measured."""
+    lines = [["record", "made on", "GPU", "commit of the code"]]
+    for name, record in gpu_records().items():
+        lines.append([f"`results/{name}.json`", record.created, record.config["device"], code_of(record)])
+    return _table(lines)
+
+
 def ratios() -> str:
     """Return what a regularised step costs beside a plain one, and a certificate beside its Jacobians, on a CPU."""
     step = figures("training_step")["ratio"]
@@ -89,6 +112,7 @@ PARTS = {
     "local": local_table,
     "shared": shared_table,
     "ratios": ratios,
+    "records": records_table,
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.harness import write_record
+from benchmarks.harness import require_known_code, write_record
 from curvcert.data import LabelledImages, load
 from curvcert.losses import logits_and_pair_norms
 from curvcert.training import Trainer, recipe_from_dict
@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    if options.device != "cpu":
+        require_known_code()
     whole, console, runs = load("cifar10", "train", options.data), Console(), []
     for name in options.only:
         runs.append(try_setting(name, whole, options.device))

@@ -30,7 +30,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import curvcert
-from benchmarks.harness import RESULTS, write_record
+from benchmarks.harness import RESULTS, require_known_code, write_record
 from benchmarks.local_curvature import KINDS, load
 from benchmarks.networks import dense, six_c_two_f, six_f
 from curvcert.bounds.curvature.compositional import compositional_bound
@@ -262,6 +262,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     console = Console()
+    if options.device != "cpu":
+        require_known_code()
     if options.models:
         speed_of_models(options, console)
     elif options.speed:

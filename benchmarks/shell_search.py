@@ -70,7 +70,9 @@ def random_nearly_linear(activation: Activation, generator: torch.Generator) -> 
     first, second, *rest = network.blocks
     assert isinstance(first, Block)
     assert isinstance(second, Block)
-    return Network.of_blocks((replace(first, W=0.05 * first.W, b=0.05 * first.b), replace(second, b=0.1 * second.b), *rest))
+    return Network.of_blocks(
+        (replace(first, W=0.05 * first.W, b=0.05 * first.b), replace(second, b=0.1 * second.b), *rest)
+    )
 
 
 KINDS: dict[str, Callable[[Activation, torch.Generator], Network]] = {

@@ -1,10 +1,12 @@
 """The figures that pages quote are those of the records."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.performance_page import PAGE, filled
+from benchmarks.performance_page import PAGE, code_of, filled, gpu_records
 from benchmarks.settings import SETTINGS
 from curvcert.experiments import read_record
 from curvcert.experiments.results_page import short_table
@@ -69,6 +71,32 @@ def test_the_readme_shows_the_short_table_of_results() -> None:
 def test_the_page_on_performance_holds_the_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page) == page, "run: python -m benchmarks.performance_page"
+
+
+def test_every_record_of_a_gpu_is_found() -> None:
+    named = {path.stem for path in (ROOT / "results").glob("*.json") if re.search("cuda|gpu", path.stem)}
+    assert named | {"settings"} <= gpu_records().keys()
+
+
+@pytest.mark.parametrize("name", sorted(gpu_records()))
+def test_a_record_of_a_gpu_names_the_commit_and_the_page_shows_it(name: str) -> None:
+    record = gpu_records()[name]
+    code = record.config["code"]
+    commit = code["commit"] or code["recorded_in"]
+    assert re.fullmatch("[0-9a-f]{40}", commit) and (code["commit"] is None or isinstance(code["changed"], bool))
+    row = f"| `results/{name}.json` | {record.created} | {record.config['device']} | {code_of(record)} |"
+    assert commit[:12] in row and row in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name, each in gpu_records().items() if not each.config["code"]["commit"]])
+def test_an_older_record_is_of_the_commit_that_it_names(name: str) -> None:
+    record = gpu_records()[name]
+    shown = ["git", "-C", str(ROOT), "show", f"{record.config['code']['recorded_in']}:results/{name}.json"]
+    done = subprocess.run(shown, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("no history here")
+    then = Record.from_json(done.stdout)
+    assert (then.figures, then.created, then.command) == (record.figures, record.created, record.command)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,10 @@ class InvalidInput(CurvcertError, ValueError):
     """A value outside what a function is defined for (a NaN weight, p < 1, a wrong shape)."""
 
 
+class OutOfRange(InvalidInput):
+    """Weights so small, or so large, that float64 cannot hold what is asked about them."""
+
+
 class InvalidFile(InvalidInput):
     """A file that is cut short, altered, of another kind or version, or that contradicts itself."""
 

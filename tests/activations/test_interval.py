@@ -1,5 +1,6 @@
 """Ranges over intervals: never outside, and as tight as dense samples show."""
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +11,7 @@ from curvcert.activations import (
     value_range,
 )
 from curvcert.errors import InvalidInput, UnsupportedActivation
-from tests.activations.cases import KINKED, ROWS, SMOOTH, as_tensor, intervals, samples
+from tests.activations.cases import KINKED, ROWS, SMOOTH, as_tensor, exact_derivative, intervals, samples
 
 RANGES = {"value": value_range, "derivative": derivative_range, "second_derivative": second_derivative_range}
 CASES = [(name, kind) for name in ROWS for kind in RANGES if kind != "second_derivative" or name in SMOOTH]
@@ -109,3 +110,14 @@ def test_shapes_are_kept_and_empty_is_fine():
     for shape in ((), (0,), (2, 0, 3), (2, 3)):
         z = torch.zeros(shape, dtype=torch.float64)
         assert all(end.shape == shape for end in derivative_range(ROWS["gelu"], z, z))
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu", "softplus(1)", "sin"])
+def test_point_intervals_hold_the_exact_value(name: str):
+    """Computed values lie on either side of the exact ones, so that no end may do without its error."""
+    z = torch.linspace(-3.1, 2.9, 60, dtype=torch.float64)
+    for order, kind in enumerate(("value", "derivative")):
+        lo, hi = (end.tolist() for end in RANGES[kind](ROWS[name], z, z))
+        with mpmath.workdps(40):
+            exact = [exact_derivative(name, order, mpmath.mpf(v)) for v in z.tolist()]
+            assert all(low <= value <= high for low, value, high in zip(lo, exact, hi, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import curvcert
 from curvcert import Anchor, Ball, Bound, Estimate, Global, lipschitz
-from curvcert.activations import ACTIVATIONS, SIN, TANH, declare_activation, leaky_relu
+from curvcert.activations import ACTIVATIONS, RELU, SIN, TANH, declare_activation, leaky_relu
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, AbstractLipschitzMethod, LipLT, Product
 from curvcert.bounds.lipschitz.liplt import liplt_bound, liplt_prefixes
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_metrics, lipsdp_recursion_bound
@@ -19,7 +19,7 @@ from curvcert.bounds.lipschitz.problem import Problem, make_problem
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Affine, Block, MaxPool, Network
 from curvcert.norms import conjugate
-from curvcert.operators import Dense, NormBounds
+from curvcert.operators import Dense, Identity, NormBounds, Zero
 from tests.bounds.cases import CASES, IDS, ROWS, feed_forward, one_dimensional, randn, residual
 
 INF = math.inf
@@ -476,3 +476,18 @@ def test_other_norms_go_through_l2_where_that_is_less() -> None:
     wide, narrow = (lipschitz(network, p, at=x, radius=r) for p, r in ((2, 4e-3), (INF, 1e-3)))
     assert bool((narrow.value <= 4 * wide.value * (1 + SLACK)).all())
     assert isinstance(narrow.scope, Ball) and torch.equal(narrow.scope.r, torch.full((2,), 1e-3, dtype=F64))
+
+
+@pytest.mark.parametrize("method", ["product", "liplt", "lipsdp-recursion"])
+@pytest.mark.parametrize("weights", [(4.0, 1.0, 0.5), (0.5, 3.0, 2.0)])
+def test_chains_in_one_dimension_are_exact(method, weights) -> None:
+    blocks = (block for w in weights for block in one_dimensional(w, RELU).blocks)
+    assert_exact(lipschitz(Network.of_blocks(tuple(blocks)), method=method), math.prod(weights))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
+def test_the_change_of_norms_is_paid_for(p) -> None:
+    """The slope of tanh(x_1 + ... + x_4) at 0 is 4^(1 - 1/p), which no way around by l2 may undercut."""
+    W, zero = Dense(torch.ones(1, 4, dtype=F64)), torch.zeros(1, dtype=F64)
+    network = Network.of_blocks((Block(Zero((4,), (1,)), Identity((1,)), W, zero, zero, TANH, "sum"),))
+    assert_exact(lipschitz(network, p), 4.0 ** (1.0 - 1.0 / p), 1e-9)

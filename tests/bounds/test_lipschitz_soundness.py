@@ -167,3 +167,24 @@ def test_the_search_is_tight_on_linear_networks() -> None:
     columns, rows = A.abs().sum(dim=0).max(), A.abs().sum(dim=1).max()
     for (p, q), value in {(2.0, 2.0): torch.linalg.matrix_norm(A, 2), (1.0, 1.0): columns, (INF, INF): rows}.items():
         assert float(Search(network, p, q).everywhere()) == pytest.approx(float(value), rel=1e-6)
+
+
+def deep(seed: int, name: str) -> Network:
+    """Three neurons one behind the other: in one dimension a grid sees every slope, and a bound has little to give."""
+    signs, draws = (1.0, -1.0, (-1.0) ** seed), randn(3, 2, seed=seed).tolist()
+    pairs = zip(signs, draws, strict=True)
+    return Network.of_blocks(tuple(one_dimensional(s * (2.0 + w), ROWS[name], b).blocks[0] for s, (w, b) in pairs))
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu"])
+def test_no_slope_on_a_grid_in_one_dimension_exceeds_a_local_or_anchored_bound(name) -> None:
+    for seed in range(3):
+        network, x = deep(seed, name), randn(16, 1, seed=seed)
+        r = torch.logspace(-2, 0.7, 16, dtype=torch.float64)
+        around = x + r[:, None] * torch.linspace(-1, 1, 301, dtype=torch.float64)
+        slopes = network.jacobian(around.reshape(-1, 1)).reshape(around.shape).abs().amax(dim=1)
+        assert_above(lipschitz(network, method="local", at=x, radius=r).value, slopes, f"local, {seed}")
+        far = torch.cat([around, x + torch.linspace(-20, 20, 1000, dtype=torch.float64)], dim=1)
+        rise = (network(far.reshape(-1, 1)).reshape(far.shape) - network(x)).abs()
+        found = torch.where((far - x).abs() > 1e-4, rise / (far - x).abs().clamp(min=1e-4), 0.0).amax(dim=1)
+        assert_above(lipschitz(network, method="anchored", at=x).value, found, f"anchored, {seed}")

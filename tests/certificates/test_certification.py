@@ -453,3 +453,16 @@ def test_a_witness_is_no_farther_than_its_radius_in_many_dimensions() -> None:
     for point, place, radius in zip(x[found], cert.witness[found], cert.attack_radius[found].tolist(), strict=True):
         squares = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(place.tolist(), point.tolist(), strict=True))
         assert squares <= Fraction(radius) ** 2
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0], ids=["above", "below"])
+def test_a_witness_that_would_leave_the_box_is_brought_inside(side: float) -> None:
+    x = blobs(400, seed=3)[0].double()
+    free = certify(planar(), x, method="unrolled").witness
+    beyond = ((side * free).amax(dim=1) - (side * x).amax(dim=1)).nan_to_num(nan=-1.0)
+    k = int(beyond.argmax())
+    edge = side * float((side * torch.stack([x[k], free[k]])).amax(dim=1).mean())
+    box = (-1.0, edge) if side > 0 else (edge, 2.0)
+    assert float(beyond[k]) > 1e-6 and not box[0] <= float(side * (side * free[k]).amax()) <= box[1]
+    inside = certify(planar(), x[k : k + 1], method="unrolled", box=box).witness
+    assert not bool(((inside < box[0]) | (inside > box[1])).any())

@@ -13,6 +13,8 @@ from torch import nn
 import curvcert
 from curvcert import curvature, lipschitz
 from curvcert.activations import ACTIVATIONS
+from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.certificates import check_certificate, checker, evaluate_network
 from curvcert.certificates.checker.activations import activation
 from curvcert.certificates.checker.anchored import anchored_curvatures, views_of
@@ -25,6 +27,7 @@ from curvcert.certificates.checker.shells import Pairs, centres, spent
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import Network, trace
 from curvcert.network.network_file import save_network
+from curvcert.operators import NormBounds
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.certificates.cases import blobs, planar
 from tests.certificates.saved import BOX, Files, forged, saved, shallow
@@ -493,3 +496,19 @@ def test_it_evaluates_a_network_file_by_itself(tmp_path) -> None:
         assert error.max() < 1e-12
     with pytest.raises(InvalidInput, match="takes inputs"):
         evaluate_network(path, np.zeros((1, 3)))
+
+
+def test_constants_of_a_deeper_network_agree_too(tmp_path) -> None:
+    layers = [layer for n, m in ((2, 6), (6, 5), (5, 4)) for layer in (nn.Linear(n, m), nn.Tanh())]
+    network = trace(nn.Sequential(*layers, nn.Linear(4, 3)).double().eval(), torch.zeros(1, 2))
+    facts = Facts(read_model(save_network(network, tmp_path / "network.safetensors")))
+    i, j = np.triu_indices(3, 1)
+    prefixes = liplt_prefixes(make_problem(network, 2, None, None, None, "all", None), NormBounds())
+    assert np.abs(np.array(facts.prefixes) / [float(L) for L in prefixes[:3]] - 1).max() < 1e-9
+    assert np.abs(facts.L(2.0)[i, j] / lipschitz(network, pair="all").value.numpy() - 1).max() < 1e-9
+    assert np.abs(facts.K[i, j] / curvature(network, pair="all").value.numpy() - 1).max() < 1e-9
+
+
+def test_an_eigenvalue_counts_the_error_of_its_matrix() -> None:
+    for error in (1e-9, 1e-3, 1.0):
+        assert largest_eigenvalue(np.diag([1.0, -2.0]), error) >= 1.0 + error

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from curvcert.bounds.curvature import CURVATURE_METHODS
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.certificates import certify
+from curvcert.cli import main
 from curvcert.cli.audit import audit_command, counts_table
-from curvcert.errors import CurvcertError, InvalidFile, InvalidInput, UnsupportedActivation
+from curvcert.cli.options import BUDGET_VARIABLE
+from curvcert.errors import CurvcertError, InvalidFile, InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.falsifier import (
     Counterexample,
     Effort,
@@ -214,6 +216,39 @@ def test_the_command_reports_counts(small) -> None:
     assert counts["networks"] == 1 and counts["violations"] == 0 and counts["files"] == []
     table = counts_table(small)
     assert "0 violations" in str(table.title) and table.row_count == 4 + len(small.findings.searches)
+    assert small.refused_networks == 0 and not small.refusals
+
+
+def test_a_network_that_is_refused_is_counted_and_the_audit_goes_on(monkeypatch) -> None:
+    # Nine networks of the default seed, with the least effort.  A convolution of network 8 reads nothing but padding.
+    monkeypatch.setenv(BUDGET_VARIABLE, "0.01")
+    result = invoke("--networks", "900", "--json")
+    assert result.exit_code == 0, result.output
+    counts = json.loads(result.stdout)
+    assert counts["networks"] == 9 and counts["violations"] == 0 and counts["checks"] > 100
+    (reason,) = counts["refusals"]
+    assert reason == "OutOfRange: The weights are too small for bounds in float64"
+    assert counts["refused_networks"] == 1 and counts["refusals"][reason] > 1
+
+
+def test_refusals_add_up_and_are_shown() -> None:
+    refused = audit_network(0, 8, TINY)
+    both = refused + refused
+    assert both.refused_networks == 2
+    assert both.refusals == {reason: 2 * count for reason, count in refused.refusals.items()}
+    cells = [cell for column in counts_table(both).columns for cell in column.cells]
+    assert all(f"refused by {reason}" in cells and f"{count}" in cells for reason, count in both.refusals.items())
+
+
+@pytest.mark.parametrize(("error", "status"), [(InvalidInput, 3), (InvalidFile, 3), (SoundnessError, 1), (OSError, 3)])
+def test_a_fault_is_no_refusal(error, status, monkeypatch, capsys) -> None:
+    def fail(*words):
+        raise error("p is not a norm")
+
+    monkeypatch.setattr("curvcert.falsifier.auditing.lipschitz", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "--networks", "1", "--quiet"])
+    assert ended.value.code == status and "p is not a norm" in capsys.readouterr().err
 
 
 def test_the_command_saves_what_it_finds_and_replays_it(tmp_path, monkeypatch) -> None:

@@ -276,3 +276,10 @@ def test_blocks_are_validated_at_birth() -> None:
         Network.of_blocks(())
     with pytest.raises(InvalidInput, match="takes"):
         Network.of_blocks((Affine(one, c), Affine(Dense(torch.ones(1, 2, dtype=F64)), c, "second")))
+
+
+def test_what_cancels_in_front_of_an_activation_stays_off_behind_it() -> None:
+    """3 x 0.1 - 0.3 rounds to twice what it is, which is as far off behind a tanh."""
+    W, b, zero = torch.full((1, 1), 3.0, dtype=F64), torch.full((1,), -0.3, dtype=F64), torch.zeros(1, dtype=F64)
+    net = Network.of_blocks((Block(Zero((1,), (1,)), Identity((1,)), Dense(W), b, zero, PHI["tanh"][0]),))
+    assert_sound(net, torch.full((1, 1), 0.1, dtype=F64))

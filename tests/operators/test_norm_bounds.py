@@ -347,3 +347,27 @@ class TestBadInput:
 def test_float32_weights_count_as_the_numbers_they_hold() -> None:
     W = randn(20, 30).float()
     assert float(norm_upper_bound(Dense(W))) >= svd_norm(Dense(W.double())) * (1 - LAPACK)
+
+
+@pytest.mark.parametrize(("taps", "mode"), [((1.0, -1.0), "circular"), ((-1.0, 2.0, -1.0), "zeros")])
+@pytest.mark.parametrize("side", [1, 3, 4, 8])
+def test_the_fourier_bound_of_what_alternates(side: int, taps: tuple[float, ...], mode: str) -> None:
+    """Differences are largest at the highest frequency, and between those of a torus without room for the padding."""
+    kernel = torch.tensor(taps, dtype=F64).reshape(1, 1, -1, 1)
+    before = len(taps) - 2
+    conv = Conv2d(kernel, (1, side, 1), padding=((before, 1), (0, 0)), padding_mode=mode)
+    assert float(fourier_norm_upper_bound(conv)) >= svd_norm(conv) * (1 - LAPACK)
+
+
+def test_a_convolution_without_padding_is_more_than_its_kernel_where_windows_meet_or_groups_differ() -> None:
+    ones = torch.ones(1, 1, 3, 3, dtype=F64)
+    groups = torch.tensor([1.0, 3.0, 2.0], dtype=F64).reshape(3, 1, 1, 1)
+    for conv in (Conv2d(ones, (1, 5, 5), (2, 2)), Conv2d(ones, (1, 7, 7), (3, 2)), Conv2d(groups, (3, 2, 2), groups=3)):
+        assert float(norm_upper_bound(conv)) >= svd_norm(conv) * (1 - LAPACK)
+
+
+def test_the_memory_tells_norms_and_maps_apart() -> None:
+    norms, maps = NormBounds(), (Dense(randn(3, 4)), Dense(randn(3, 4, seed=1)), Dense(randn(4, 3)).T)
+    for p, q in itertools.product((1, 2, math.inf), repeat=2):
+        for op in (*maps, 2.0 * maps[0], maps[0] @ maps[2].T):
+            assert float(norms.bound(op, p, q)) == float(norm_upper_bound(op, p, q))

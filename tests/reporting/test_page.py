@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from curvcert.errors import InvalidInput
 from curvcert.reporting import render, report, report_data, write_report
-from curvcert.reporting.digits import ceil_to, floor_to
+from curvcert.reporting.digits import ceil_to, floor_to, percent_ceil, percent_floor
 from curvcert.reporting.page import CAP
 from tests.reporting.cases import HOSTILE, Case, made_up
 
@@ -174,3 +175,10 @@ def test_a_wrong_path_or_a_wrong_certificate_is_refused(tmp_path: Path) -> None:
         report(made_up(2), tmp_path / "file" / "out.html")
     with pytest.raises(InvalidInput, match="expects a Certificate"):
         report("certificate", tmp_path / "out.html")
+
+
+@pytest.mark.parametrize("total", [1, 3, 7, 1000])
+def test_shares_are_rounded_to_the_side_that_keeps_the_claim(total: int) -> None:
+    for count in range(total + 1):
+        low, high = (Fraction(shown(count, total).rstrip("%")) for shown in (percent_floor, percent_ceil))
+        assert low <= Fraction(100 * count, total) <= high <= low + Fraction(1, 10)

@@ -9,7 +9,8 @@ from rich.table import Table
 from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
-from curvcert.falsifier import Audit, audit, load_counterexample, replay, save_counterexample
+from curvcert.falsifier import Audit, Effort, audit, load_counterexample, replay, save_counterexample
+from curvcert.falsifier.auditing import NETWORKS
 
 
 def audit_command(
@@ -30,6 +31,7 @@ def audit_command(
 
     Ascends slopes and Hessians against Lipschitz and curvature bounds, and margins within 0.999 of certified
     radii; 20 networks by default.  Nothing should be found; exit status 1, and a file for each, if something is.
+    What curvcert refuses to bound or certify is counted by reason: nothing is claimed there.
 
         curvcert audit --minutes 5 --seed 1
 
@@ -43,10 +45,21 @@ def audit_command(
         return
     if minutes is not None and not minutes > 0:
         raise InvalidInput(f"--minutes is a positive number, got {minutes}.")
-    result = audit(seed, networks, minutes, checks, progress=False if quiet else None)
+    share = options.budget_share(output)
+    if networks is None and minutes is None and checks is None:
+        networks = NETWORKS
+    result = audit(
+        seed,
+        None if networks is None else options.share_of(networks, share),
+        None if minutes is None else share * minutes,
+        None if checks is None else options.share_of(checks, share),
+        Effort().scaled(share),
+        progress=False if quiet else None,
+    )
     saved = _save(result, out)
     output.show(counts_table(result), *(f"A counterexample: {path}" for path in saved))
-    short = f"{len(saved)} violations in {result.findings.total} checks"
+    refused = sum(result.refusals.values())
+    short = f"{len(saved)} violations in {result.findings.total} checks, {refused} bounds or certificates refused"
     output.answer(short, {"command": "audit", **result.to_dict(), "files": [str(path) for path in saved]})
     if saved:
         raise typer.Exit(1)
@@ -67,13 +80,16 @@ def counts_table(result: Audit) -> Table:
         table.add_row(_searched(name), f"{count}")
     if result.findings.unconfirmed:
         table.add_row("above a claim, but not confirmed by a replay", f"{result.findings.unconfirmed}")
+    if result.refused_networks:
+        table.add_row("networks of which something was refused, so not claimed", f"{result.refused_networks}")
+    for reason, count in sorted(result.refusals.items()):
+        table.add_row(f"refused by {reason}", f"{count}")
     return table
 
 
 def _searched(name: str) -> str:
-    special = {"witness": "replayed witness", "refused": "refused by name, so nothing claimed"}
-    if name in special:
-        return special[name]
+    if name == "witness":
+        return "replayed witness"
     return name if name.startswith("attacked") else f"ascended {name}"
 
 

@@ -1,12 +1,17 @@
 """The arguments that several commands share, and how their text is read."""
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
+
+BUDGET_VARIABLE = "CURVCERT_BUDGET"
+"""The environment variable by which `audit`, `reproduce` and `train` do a share of their work, to try a line out."""
 
 ModelName = Annotated[
     str,
@@ -44,6 +49,33 @@ DataFolder = Annotated[
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables, no progress: the result alone.")]
+
+
+def budget_share(output: Output) -> float:
+    """Return the share of its usual work that a command is to do, and tell if that is not all of it.
+
+    >>> budget_share(Output())
+    1.0
+
+    Raises:
+        InvalidInput: if the environment variable is no such share.
+    """
+    given = os.environ.get(BUDGET_VARIABLE, "1")
+    share = number(given, BUDGET_VARIABLE)
+    if not 0 < share <= 1:
+        raise InvalidInput(f"{BUDGET_VARIABLE} is a share of the usual work, above 0 and at most 1, got {given!r}.")
+    if share < 1:
+        output.notice(f"{BUDGET_VARIABLE} is {given}: a try-out that does that share of the usual work.")
+    return share
+
+
+def share_of(count: int, share: float) -> int:
+    """Return that share of a count, at least 1.
+
+    >>> share_of(200, 0.1), share_of(200, 0.001)
+    (20, 1)
+    """
+    return max(1, round(share * count))
 
 
 def number(text: str, option: str) -> float:

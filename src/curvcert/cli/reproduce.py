@@ -72,6 +72,7 @@ def reproduce_command(
     if redraw:
         _redraw(experiment, results or out, picture)
     else:
+        quick = quick or shared.budget_share(output) < 1
         chosen = Options(
             out=out,
             data_folder=data_folder,

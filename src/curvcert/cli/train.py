@@ -10,6 +10,7 @@ from rich.table import Table
 from curvcert._version import __version__
 from curvcert.cli import options
 from curvcert.cli.output import Output
+from curvcert.data import load
 from curvcert.errors import InvalidInput
 from curvcert.training import (
     MODEL,
@@ -76,11 +77,15 @@ def train_command(
     """
     changes = dict(_assignment(text) for text in change or [])
     chosen = load_recipe(recipe).updated(changes)
-    place = place_from()
+    output, place = Output(json, quiet), place_from()
+    share = options.budget_share(output)
+    if share < 1:
+        chosen = chosen.updated({"epochs": str(options.share_of(chosen.epochs, share))})
+        samples = options.share_of(samples or len(load(chosen.data, "test", data_folder)), share)
     if each is not None:
         if not place.alone or resume_from is not None:
             raise InvalidInput("--each trains in one process, and goes on with --resume alone. Leave out the other.")
-        _train_each(each_recipe(chosen, each), out, resume, device, data_folder, samples, tensorboard, json, quiet)
+        _train_each(each_recipe(chosen, each), out, resume, device, data_folder, samples, tensorboard, output)
         return
     if place.restarted and (resume_from is None or checkpoints(out / "checkpoints")):
         resume, resume_from = True, None
@@ -98,7 +103,7 @@ def train_command(
         )
     if not place.is_first:
         return
-    output, path = Output(json, quiet), result.folder / MODEL
+    path = result.folder / MODEL
     output.show(accuracy_table(result, chosen.epsilons), f"The model: {path}")
     output.answer(str(path), _facts(result, chosen.epsilons))
 
@@ -129,12 +134,10 @@ def _train_each(
     data_folder: Path | None,
     samples: int | None,
     tensorboard: bool,
-    json: bool,
-    quiet: bool,
+    output: Output,
 ) -> None:
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=output.quiet)
     results = train_side_by_side(recipes, out, resume, device, data_folder, samples, tensorboard, console)
-    output = Output(json, quiet)
     for name, result in results.items():
         output.show(accuracy_table(result, recipes[name].epsilons, name), f"The model: {result.folder / MODEL}")
     facts = [{"name": name, **_facts(result, recipes[name].epsilons)} for name, result in results.items()]

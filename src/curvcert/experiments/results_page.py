@@ -84,7 +84,7 @@ model, recipe = load_kept("results", "MNIST-3F-standard-seed0")  # refused if th
 recorded clean accuracy of the MNIST networks. Without an accelerator the convolutional ones need patience: minutes for
 the constants, and seconds an image. `curvcert check` covers layers of up to 4,096 neurons: the dense networks, and not
 the convolutional ones. A file that is copied to its `place` in `digests.json` is what
-`curvcert reproduce --out OUT` measures, without training."""
+`curvcert reproduce NAME --out OUT` measures, without training."""
 
 
 def results_page(folder: Path | str) -> str:

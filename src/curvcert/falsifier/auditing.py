@@ -3,14 +3,20 @@
 Every network draws its own cell of the table: a family, activations, norms, a target (the outputs as a vector, one
 logit, all pairs), points and radii.  Then every Lipschitz and curvature method that applies is asked over all three
 scopes, a few methods of `certify` are asked for radii, and all of it is attacked.
+
+An answer may be refused: an activation that a method does not cover, weights that float64 has no room for.  A refusal
+claims nothing, so there is nothing to attack; it is counted by its reason, and the audit goes on.  Any other error is a
+fault, and ends it.
 """
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeVar, final
 
 import torch
 from rich.console import Console
@@ -22,17 +28,40 @@ from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.bounds.lipschitz.problem import Pair, make_problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope
 from curvcert.certificates import certify
-from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.errors import (
+    CurvcertError,
+    InvalidInput,
+    OutOfRange,
+    SoundnessError,
+    UnsupportedActivation,
+    UnsupportedBlock,
+    UnsupportedModule,
+    UnsupportedNorm,
+    UnsupportedOperator,
+)
 from curvcert.falsifier.bound_search import BoundKind, BoundSearch, Target
 from curvcert.falsifier.findings import Findings
 from curvcert.falsifier.radii import falsify
 from curvcert.falsifier.random_networks import Draw, RandomNetwork, random_network
 from curvcert.network import Network
 
+NETWORKS = 20
+"""How many networks an audit is about if no budget is given."""
 NORMS = (2.0, 2.0, 2.0, math.inf, math.inf, 1.0, 3.0, 1.5)
 """The norms, each as often as it is drawn."""
 BOX = (-3.0, 3.0)
 
+REFUSALS = (
+    OutOfRange,
+    UnsupportedActivation,
+    UnsupportedBlock,
+    UnsupportedModule,
+    UnsupportedNorm,
+    UnsupportedOperator,
+)
+"""The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
+
+_Answer = TypeVar("_Answer")
 _CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
 _DEAR = ("auto", "local", "line")
 _CURVED = ("compositional", "unrolled", "crc", "anchored", "local", "line")
@@ -64,6 +93,15 @@ class Effort:
         if min(self.anchors, self.samples, self.ascents, self.steps, self.restarts) < 1:
             raise InvalidInput(f"An audit needs at least one of everything, got {self}.")
 
+    def scaled(self, share: float) -> "Effort":
+        """Return that share of the counts, at least one of each.
+
+        >>> Effort().scaled(0.01).samples
+        1
+        """
+        names = ("anchors", "samples", "ascents", "steps", "restarts")
+        return replace(self, **{name: max(1, round(share * getattr(self, name))) for name in names})
+
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,6 +116,8 @@ class Audit:
         cells: checks by kind, method, scope and norm.
         families: networks by family.
         activations: networks by activation.
+        refused_networks: those of which something was refused.
+        refusals: bounds and certificates that were refused, by reason.
     """
 
     seed: int
@@ -87,6 +127,8 @@ class Audit:
     cells: Mapping[str, int] = field(default_factory=dict)
     families: Mapping[str, int] = field(default_factory=dict)
     activations: Mapping[str, int] = field(default_factory=dict)
+    refused_networks: int = 0
+    refusals: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "Audit") -> "Audit":
         return Audit(
@@ -97,6 +139,8 @@ class Audit:
             dict(Counter(self.cells) + Counter(other.cells)),
             dict(Counter(self.families) + Counter(other.families)),
             dict(Counter(self.activations) + Counter(other.activations)),
+            self.refused_networks + other.refused_networks,
+            dict(Counter(self.refusals) + Counter(other.refusals)),
         )
 
     def __repr__(self) -> str:
@@ -112,6 +156,8 @@ class Audit:
             "checks_by_kind": dict(sorted(self.findings.checks.items())),
             "violations": len(self.findings.counterexamples),
             "unconfirmed": self.findings.unconfirmed,
+            "refused_networks": self.refused_networks,
+            "refusals": dict(sorted(self.refusals.items())),
             "closest": {kind: round(share, 12) for kind, share in sorted(self.findings.closest.items())},
             "ascended_hessians": searches.get("hessian", 0),
             "attacked_radii": searches.get("attacked radius", 0),
@@ -135,7 +181,7 @@ def audit(
 
     Args:
         seed: of the audit: the same seed meets the same networks, points and attacks.
-        networks: how many networks; 20 if no budget is given at all.
+        networks: how many networks; `NETWORKS` if no budget is given at all.
         minutes: how long; the network that is under way is finished.
         checks: how many checks, at least.
         effort: how much is asked of each network.
@@ -150,7 +196,7 @@ def audit(
     if any(limit is not None and not limit > 0 for limit in (networks, minutes, checks)):
         raise InvalidInput(f"Budgets are positive, got networks={networks}, minutes={minutes}, checks={checks}.")
     if networks is None and minutes is None and checks is None:
-        networks = 20
+        networks = NETWORKS
     chosen, result, begun = effort or Effort(), Audit(seed), time.perf_counter()
     for advance in _shown(progress, networks, checks, minutes):
         result = result + audit_network(seed, result.networks, chosen)
@@ -192,16 +238,32 @@ def _shown(
 def audit_network(seed: int, index: int, effort: Effort | None = None) -> Audit:
     """Audit the network with that index of an audit: the same one whenever it is called.
 
+    Raises:
+        RuntimeError: the audit made something that curvcert does not take; this is a fault of curvcert's own.
+
     >>> audit_network(5, 0, Effort(samples=4, ascents=8, steps=3)).networks
     1
     """
-    begun, draw = time.perf_counter(), Draw.of(seed, index)
-    drawn = random_network(draw)
-    session = _Session(drawn, draw, effort or Effort(), f"network {index} of seed {seed} ({drawn.family})")
-    parts = [*session.bounds(), *session.certificates()]
-    total = sum(parts, Audit(seed))
-    names = dict.fromkeys(drawn.activations, 1)
-    return total + Audit(seed, 1, time.perf_counter() - begun, families={drawn.family: 1}, activations=names)
+    begun, draw, name = time.perf_counter(), Draw.of(seed, index), f"network {index} of seed {seed}"
+    try:
+        drawn = random_network(draw)
+        session = _Session(drawn, draw, effort or Effort(), f"{name} ({drawn.family})")
+        total = sum((*session.bounds(), *session.certificates()), Audit(seed))
+    except SoundnessError as error:
+        error.add_note(f"Met in {name} of an audit.")
+        raise
+    except CurvcertError as error:
+        # Nobody gave this network: a person's command is not at fault, as these errors would say.
+        raise RuntimeError(f"{name} of an audit: {type(error).__name__}: {error}") from error
+    return total + Audit(
+        seed,
+        1,
+        time.perf_counter() - begun,
+        families={drawn.family: 1},
+        activations=dict.fromkeys(drawn.activations, 1),
+        refused_networks=int(bool(session.refusals)),
+        refusals=dict(session.refusals),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +274,7 @@ class _Session:
     draw: Draw
     effort: Effort
     name: str
+    refusals: Counter[str] = field(default_factory=Counter)
 
     @property
     def network(self) -> Network:
@@ -227,7 +290,7 @@ class _Session:
         r = torch.tensor([0.0 if k == 0 else 10 ** pick.uniform(-2.5, 0.5) for k in range(len(x))], dtype=torch.float64)
         kinds: tuple[BoundKind, ...] = ("lipschitz", "curvature") if _is_smooth(network) else ("lipschitz",)
         for kind in kinds:
-            asked = _Asked(network, kind, p, q, pair, logit)
+            asked = _Asked(network, kind, p, q, pair, logit, self.refusals)
             everywhere = asked.all_methods(None, None)
             yield from self._attacked(asked, Global(), everywhere, {})
             yield from self._attacked(asked, Anchor(x), everywhere, {"at": x})
@@ -256,7 +319,9 @@ class _Session:
         # A global bound serves every scope: it is asked for once.
         bounds = everywhere | (asked.all_methods(**where, only_of_scope=True) if where else {})
         if pick.random() < effort.best:
-            bounds = bounds | {"auto": asked.bound("auto", **where)}
+            bounds = bounds | asked.bounds(["auto"], **where)
+        if not bounds:
+            return
         target = Target.of(self.network, asked.pair, asked.logit)
         search = BoundSearch(
             self.network,
@@ -291,10 +356,9 @@ class _Session:
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))
         for method in methods:
-            try:
-                cert = certify(network, x, y, p, method, BOX if boxed else None, progress=False)
-            except (UnsupportedActivation, UnsupportedModule):  # a refusal claims nothing
-                yield Audit(0, findings=Findings(searches={"refused": 1}))
+            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, progress=False)
+            cert = _answer(ask, self.refusals)
+            if cert is None:
                 continue
             found = falsify(network, x, y, cert, self.effort.restarts, self.effort.steps, pick.getrandbits(30))
             named = (replace(e, source=f"{e.source}, by certify({method}), {self.name}") for e in found.counterexamples)
@@ -325,6 +389,7 @@ class _Asked:
     q: float
     pair: Pair
     logit: int | None
+    refusals: Counter[str]
 
     def all_methods(
         self, at: Tensor | None, radius: Tensor | None = None, only_of_scope: bool = False
@@ -335,12 +400,28 @@ class _Asked:
         names = [name for name, method in methods.items() if method.reason_to_skip(problem) is None]
         if only_of_scope:
             names = [name for name in names if name in ("anchored", "local")]
-        return {name: self.bound(name, at, radius) for name in names}
+        return self.bounds(names, at, radius)
 
-    def bound(self, method: str, at: Tensor | None = None, radius: Tensor | None = None) -> Bound:
-        """Ask for one bound."""
+    def bounds(self, names: list[str], at: Tensor | None = None, radius: Tensor | None = None) -> dict[str, Bound]:
+        """Return the bounds by these methods, but for those that are refused."""
         ask = lipschitz if self.kind == "lipschitz" else curvature
-        return ask(self.network, self.p, self.q, method, at, radius, self.pair, self.logit)
+        asked = (
+            (name, partial(ask, self.network, self.p, self.q, name, at, radius, self.pair, self.logit))
+            for name in names
+        )
+        answers = ((name, _answer(each, self.refusals)) for name, each in asked)
+        return {name: bound for name, bound in answers if bound is not None}
+
+
+def _answer(ask: Callable[[], _Answer], refusals: Counter[str]) -> _Answer | None:
+    """Return what is asked for, or None where it is refused, and count the reason."""
+    try:
+        return ask()
+    except REFUSALS as error:
+        # Numbers and names come after the first clause, which many networks share.
+        clause = re.split(r"[:;,.](?:\s|$)", str(error))[0]
+        refusals[f"{type(error).__name__}: {clause}"] += 1
+        return None
 
 
 def _is_smooth(network: Network) -> bool:

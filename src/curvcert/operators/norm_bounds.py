@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.types import Bound, LayerTerm, Scope
-from curvcert.errors import InvalidInput, UnsupportedOperator
+from curvcert.errors import InvalidInput, OutOfRange, UnsupportedOperator
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import chains, fourier, khatri_rao
 from curvcert.operators.base import (
@@ -105,7 +105,7 @@ class NormBounds(AbstractNorms[Bound]):
             with torch.no_grad():
                 value, method = self._measure(_in_float64(op), p, q)
             if not bool(torch.isfinite(value)):
-                raise InvalidInput(f"The norm of this {type(op).__name__} overflows float64. Rescale the weights.")
+                raise OutOfRange(f"The norm of this {type(op).__name__} overflows float64. Rescale the weights.")
             self._known[key] = (op, Bound(value, p, q, method=method))
         return self._known[key][1]
 
@@ -137,7 +137,7 @@ class NormBounds(AbstractNorms[Bound]):
             require_finite(op)
             self._finite |= fresh
         if isinstance(op, Sum | Composition | Scaled | Circuit) and _MOST_BITS < self.bits_below_one(op) < math.inf:
-            raise InvalidInput(
+            raise OutOfRange(
                 f"The maps of this {type(op).__name__} are too small for norms in float64: 2**-"
                 f"{self.bits_below_one(op):.0f}, expected 2**-{_MOST_BITS:.0f} or more. Scale the weights up."
             )

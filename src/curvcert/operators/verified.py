@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from curvcert.errors import InvalidInput
+from curvcert.errors import InvalidInput, OutOfRange
 from curvcert.operators.lanczos import largest_eigenvalue_guesses
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
 
@@ -71,7 +71,7 @@ def largest_eigenvalue_upper_bound(
         if bound is not None:
             bound = inflate(bound.clamp(min=0.0), 0.0) + 2 * TINY
             return inflate(bound * scale + averaging.amax() + torch.as_tensor(error).to(bound), 0.0)
-    raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
+    raise OutOfRange("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
 
 
 def largest_eigenvalues_upper_bound(
@@ -105,7 +105,7 @@ def largest_eigenvalues_upper_bound(
             total = (inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY) * scale + averaging + error
             return inflate(total, 0.0)
         margin = 4 * margin
-    raise InvalidInput("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
+    raise OutOfRange("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
 
 
 def _largest_eigenvalue_estimates(symmetric: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from curvcert import curvature
 from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional, batching
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Network
-from tests.bounds.cases import feed_forward, randn, residual
+from tests.bounds.cases import feed_forward, one_dimensional, randn, residual
 from tests.bounds.curvature.cases import CASES, IDS, JUMPS, SMOOTH, trained
 from tests.bounds.curvature.search import ROUNDING, CurvatureSearch
 
@@ -168,3 +168,27 @@ def test_a_batch_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(a.value, b.value, rtol=1e-12, atol=0)
         assert b.scope.x is not None and len(b.scope.x) == 7
         assert [term.value.shape for term in a.per_layer] == [term.value.shape for term in b.per_layer]
+
+
+def deep(seed: int, name: str) -> Network:
+    """Three neurons one behind the other: in one dimension a grid sees every bend, and a bound has little to give."""
+    signs, draws = (1.0, -1.0, (-1.0) ** seed), randn(3, 2, seed=seed).tolist()
+    pairs = zip(signs, draws, strict=True)
+    return Network.of_blocks(tuple(one_dimensional(s * (2.0 + w), SMOOTH[name], b).blocks[0] for s, (w, b) in pairs))
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu"])
+def test_nothing_on_a_grid_in_one_dimension_exceeds_a_bound(name) -> None:
+    for seed in range(3):
+        network, x = deep(seed, name), randn(16, 1, seed=seed)
+        r = torch.logspace(-2, 0.7, 16, dtype=torch.float64)
+        around = x + r[:, None] * torch.linspace(-1, 1, 301, dtype=torch.float64)
+        slopes = network.jacobian(around.reshape(-1, 1)).reshape(around.shape)
+        bends = (slopes.diff(dim=1) / around.diff(dim=1)).abs().amax(dim=1)
+        assert_above(curvature(network, method="local", at=x, radius=r).value, bends, f"local, {seed}")
+        for method in ("compositional", "unrolled"):
+            assert_above(curvature(network, method=method).value, bends.amax(), f"{method}, {seed}")
+        far = torch.cat([around, x + torch.linspace(-20, 20, 1000, dtype=torch.float64)], dim=1)
+        change = (network.jacobian(far.reshape(-1, 1)).reshape(far.shape) - network.jacobian(x).reshape(-1, 1)).abs()
+        found = torch.where((far - x).abs() > 1e-4, change / (far - x).abs().clamp(min=1e-4), 0.0).amax(dim=1)
+        assert_above(curvature(network, method="anchored", at=x).value, found, f"anchored, {seed}")

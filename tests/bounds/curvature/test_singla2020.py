@@ -1,5 +1,7 @@
 """The rival: its bounds hold on both sides, and its certified radii are below every adversarial distance."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_eigenvalue_boun
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
+from curvcert.operators import Dense
 from tests.bounds.cases import feed_forward, one_dimensional, randn, residual
 from tests.bounds.curvature.cases import SMOOTH
 
@@ -110,3 +113,22 @@ def test_refusals() -> None:
     one = torch.ones(1, dtype=F64)
     with pytest.raises(InvalidInput, match="lower <= 0"):
         crc_radii(network, torch.zeros(1, 1, dtype=F64), one, one)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_both_sides_hold_a_deep_network_in_one_dimension(sign: float) -> None:
+    """A steep neuron behind a flat one bends most at the last layer, whose read-out's sign counts."""
+    first, second = (one_dimensional(w, TANH).blocks[0] for w in (1.0, 3.0))
+    network = Network.of_blocks((first, second.read_out(Dense(torch.full((1, 1), sign, dtype=F64)))))
+    lower, upper = crc_eigenvalue_bounds(make_problem(network, 2, None, None, None, None, None))[:2]
+    bends = hessians(network, torch.linspace(-3, 3, 2001, dtype=F64)[:, None], 0)
+    assert float(lower) <= float(bends.min()) and float(bends.max()) <= float(upper)
+
+
+@pytest.mark.parametrize("inner", [0, 1])
+def test_a_search_that_has_not_begun_costs_radius(inner: int) -> None:
+    """tanh(x) - tanh(1) reaches 0 at 1, whatever the search for the dual's minimiser has come to."""
+    block = replace(one_dimensional(1.0, TANH).blocks[0], c=-torch.tanh(torch.ones(1, dtype=F64)))
+    network, x = Network.of_blocks((block,)), torch.zeros(1, 1, dtype=F64)
+    lower, upper = crc_eigenvalue_bounds(make_problem(network, 2, None, None, None, None, None))[:2]
+    assert float(crc_radii(network, x, lower, upper, CRCOptions(20, inner))) <= 1.0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.errors import InvalidInput
+from curvcert.errors import OutOfRange
 from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
 from curvcert.network.sweeps import AbstractForward
 from curvcert.operators import NormBounds
@@ -24,7 +24,7 @@ def require_room_for_products(problem: Problem) -> None:
     """Raise where weights are so small that products of their norms could underflow; asked once of a problem."""
     bits, smallest = problem.once("sizes", lambda: _bits(problem))
     if bits > _MOST_BITS:
-        raise InvalidInput(
+        raise OutOfRange(
             f"The weights are too small for bounds in float64: linear maps down to 2**-{smallest:.0f}, with products "
             f"of norms that underflow (2**-{bits:.0f}, expected 2**-{_MOST_BITS:.0f} or more). Scale the weights up "
             "and the inputs down, and set weights that do nothing to 0."

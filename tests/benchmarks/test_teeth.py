@@ -1,0 +1,107 @@
+"""The command that injects faults: it finds what tests find, and fails where that would show nothing."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import harness, teeth
+from benchmarks.faults import FAULTS, Fault
+from curvcert.errors import InvalidInput
+from curvcert.results import Record
+
+SOURCE = '''def area(a, b):
+    """Return a times b."""
+    if a < 0:
+        a = -a
+    return (
+        a
+        * b
+    )
+
+
+def unused():
+    return 1
+'''
+TESTS = "from curvcert.areas import area\n\n\ndef test_area():\n    assert area(-2, 3) == 6\n"
+
+
+def fault(name: str, old: str, new: str) -> Fault:
+    return Fault(name, "areas.py", old, new, ("tests/test_areas.py",), "", "An area is another one.")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one module and one test, which needs none of pytest's plugins."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    files = {"src/curvcert/__init__.py": "", "src/curvcert/areas.py": SOURCE, "tests/test_areas.py": TESTS}
+    for name, text in {**files, "pyproject.toml": "[tool.pytest.ini_options]\n", "README.md": "Areas."}.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "root"
+
+
+def test_every_fault_fits_todays_source() -> None:
+    assert len(FAULTS) >= 36
+    assert max(Counter(each.name for each in FAULTS).values()) == 1
+    assert all(each.name == each.name.replace(" ", "-") and each.claim.endswith(".") for each in FAULTS)
+    for each in FAULTS:
+        source = (teeth.ROOT / each.file).read_text(encoding="utf-8")
+        ast.parse(teeth.patched(source, each, Path("mark")))
+        assert all((teeth.ROOT / path).is_file() for path in each.tests), each.name
+
+
+def test_the_mark_stands_in_front_of_the_statement_that_changes() -> None:
+    text = teeth.patched(SOURCE, fault("sum", "a\n        * b", "a\n        + b"), Path("mark"))
+    assert text == SOURCE.replace("* b", "+ b").replace("    return (", "    open('mark', 'w').close()\n    return (")
+    with pytest.raises(InvalidInput, match="stands there 2 times"):
+        teeth.patched(SOURCE, fault("twice", "return", "yield"), Path("mark"))
+    with pytest.raises(InvalidInput, match="nothing can stand in front"):
+        teeth.patched("x = 1; y = 2\n", fault("second", "y = 2", "y = 3"), Path("mark"))
+
+
+def test_the_command_tells_what_was_found_and_appends_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = (
+        fault("sum", "* b", "+ b"),
+        fault("the-same", "* b", "* (b + 0)"),
+        fault("elsewhere", "return 1", "return 2"),
+    )
+    for module in (teeth, harness):
+        monkeypatch.setattr(module, "RESULTS", root.parent / "results")
+    monkeypatch.setattr(teeth, "ROOT", root)
+    monkeypatch.setattr(teeth, "FAULTS", faults)
+    monkeypatch.setattr(teeth, "commit_of", lambda _: "0" * 40)
+    for arguments, status in (([], 1), (["--fault", "sum"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            teeth.main(arguments)
+        assert ended.value.code == status
+    both, again = Record.read(root.parent / "results/teeth.json").figures["runs"]
+    assert {name: found["found"] for name, found in both["faults"].items()} == {
+        "sum": True,
+        "the-same": False,
+        "elsewhere": False,
+    }
+    assert both["faults"]["sum"]["test"] == "tests/test_areas.py::test_area"
+    assert both["faults"]["the-same"]["why"] == "not found by tests/test_areas.py"
+    assert both["faults"]["elsewhere"]["why"].startswith("its line did not run")
+    assert list(again["faults"]) == ["sum"]
+    assert (root / "src/curvcert/areas.py").read_text() == SOURCE
+    with pytest.raises(SystemExit):
+        teeth.main(["--fault", "nothing"])
+
+
+@pytest.mark.parametrize("tests", [TESTS.replace("6", "7"), ""], ids=["a failure", "no tests"])
+def test_a_copy_that_reports_anything_shows_nothing(root: Path, tests: str) -> None:
+    (root / "tests/test_areas.py").write_text(tests)
+    found, clean = teeth.bite([fault("sum", "* b", "+ b")], root, Console(quiet=True))
+    assert not found["sum"]["found"] and "without a fault" in found["sum"]["why"]
+    assert clean == {}
+
+
+def test_tests_that_take_too_long_are_no_proof(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teeth, "LIMIT", 0.0)
+    found, _ = teeth.bite([fault("sum", "* b", "+ b")], root, Console(quiet=True))
+    assert "at most 0 are allowed" in found["sum"]["why"]
