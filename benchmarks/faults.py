@@ -10,6 +10,7 @@ NORMS = "tests/operators/test_norm_bounds.py"
 FORMS = "tests/operators/test_khatri_rao.py"
 LIPSCHITZ = "tests/bounds/test_lipschitz.py"
 SLOPES = "tests/bounds/test_lipschitz_soundness.py"
+GROWTH = "tests/bounds/test_growth.py"
 CURVATURE = "tests/bounds/curvature/test_curvature_exact.py"
 HESSIANS = "tests/bounds/curvature/test_curvature_soundness.py"
 TIGHT = "tests/bounds/curvature/test_curvature_mutations.py"
@@ -192,25 +193,25 @@ LIPSCHITZ_BOUNDS = (
     ),
     Fault(
         "LipLT-without-earlier-layers",
-        "bounds/lipschitz/liplt.py",
-        "total = total + rho * outer(reach) * norm(W) * L",
-        "total = total + rho * outer(reach) * norm(W)",
+        "bounds/lipschitz/growth.py",
+        "alone = [self._rest(number) * outer(paths[number]) * self.before(number) for number in members]",
+        "alone = [self._rest(number) * outer(paths[number]) for number in members]",
         (LIPSCHITZ, SLOPES),
         "chains_in_one",
         "A term of LipLT forgets how far its input moves.",
     ),
     Fault(
         "the-largest-slope-for-the-steepest",
-        "bounds/lipschitz/product.py",
-        "constant = H + max(abs(alpha), abs(beta)) * outer(block.G)",
-        "constant = H + abs(beta) * outer(block.G)",
+        "bounds/lipschitz/growth.py",
+        "steepest = max(map(abs, node.activation.slope)) * self.before(value)",
+        "steepest = abs(node.activation.slope[1]) * self.before(value)",
         (LIPSCHITZ, SLOPES),
         "unusual",
         "The product bound forgets slopes that fall faster than any rises.",
     ),
     Fault(
         "an-input-in-one-window-only",
-        "bounds/lipschitz/product.py",
+        "bounds/lipschitz/block_constants.py",
         "constant = float(block.multiplicity) ** inverse_p",
         "constant = 1.0",
         (LIPSCHITZ, SLOPES),
@@ -858,8 +859,8 @@ EVALUATION = (
     Fault(
         "an-error-that-does-not-travel",
         "network/evaluation.py",
-        "error = local + inflate(size.apply(x.error), g)",
-        "error = local",
+        "error = error + inflate(magnitude(term.map).apply(x.error), gamma(rounding_length(term.map) + 1))",
+        "error = error + 0.0 * x.error.amax()",
         ("tests/network/test_evaluation.py",),
         "claimed_error",
         "Outputs are farther from the exact ones than is claimed.",
@@ -867,8 +868,8 @@ EVALUATION = (
     Fault(
         "an-error-that-ends-at-an-activation",
         "network/evaluation.py",
-        "return _computed(value, steepest * z.error + local, steepest * z.error_norm + _norm(local))",
-        "return _computed(value, local, _norm(local))",
+        "return _computed(y, steepest * value.error + local, steepest * value.error_norm + _norm(local))",
+        "return _computed(y, local, _norm(local))",
         ("tests/network/test_evaluation.py",),
         "cancels",
         "Behind an activation values are farther from the exact ones than is claimed.",
@@ -876,8 +877,8 @@ EVALUATION = (
     Fault(
         "folded-offsets-taken-for-exact",
         "network/evaluation.py",
-        "local = local + offset_error",
-        "local = local + 0.0 * offset_error",
+        "error = error + node.offset_error",
+        "error = error + 0.0 * node.offset_error",
         ("tests/network/test_evaluation.py",),
         "offsets",
         "What folding rounds off offsets is not counted.",
@@ -893,12 +894,78 @@ EVALUATION = (
     ),
 )
 
+GRAPHS = (
+    Fault(
+        "a-level-as-far-as-its-farthest-member",
+        "bounds/lipschitz/growth.py",
+        "separate = inflate(torch.linalg.vector_norm(alone, p, dim=0), gamma(64 + len(targets)))",
+        "separate = alone.amax(dim=0)",
+        (GROWTH,),
+        "level_is_bounded",
+        "Members of a level that move together are bounded one by one.",
+    ),
+    Fault(
+        "the-joint-norm-of-a-level-without-its-slopes",
+        "bounds/lipschitz/growth.py",
+        "joint = side_by_side([self._rest(number) * paths[number] for number in members])",
+        "joint = side_by_side([0.1 * paths[number] for number in members])",
+        (GROWTH,),
+        "no_jacobian or by_hand",
+        "What several activations pass on together is counted as less than it is.",
+    ),
+    Fault(
+        "one-way-of-several",
+        "propagation/path_maps.py",
+        "total, end = reduce(lambda left, right: left + right, (way.map for way in parts)), parts[0].end",
+        "total, end = parts[0].map, parts[0].end",
+        ("tests/propagation/test_path_maps.py",),
+        "sums_over_all_paths",
+        "A path map leaves out all ways around a skip but one.",
+    ),
+    Fault(
+        "a-value-of-a-circuit-read-once",
+        "operators/circuit.py",
+        "arrived[source] = sent if known is None else known + sent",
+        "arrived[source] = sent",
+        ("tests/operators/test_conformance.py",),
+        "circuit",
+        "The adjoint of a shared computation is that of another map.",
+    ),
+    Fault(
+        "a-gradient-from-one-reader-only",
+        "network/network.py",
+        "return reduce(torch.add, arriving)",
+        "return arriving[0]",
+        ("tests/network/test_graphs.py",),
+        "autograd",
+        "Gradients of a value that several others read are those of one of them.",
+    ),
+    Fault(
+        "an-offset-folded-without-its-map",
+        "network/rewriting/fusion.py",
+        "below, below_error = fold_offset(term.map, below, below_error)",
+        "below_error = None",
+        ("tests/network/test_graphs.py", "tests/network/test_tracing.py"),
+        "fused or module",
+        "The traced network is not the module.",
+    ),
+    Fault(
+        "rounding-of-the-first-term-only",
+        "network/evaluation.py",
+        "error = error + local",
+        "error = local if term is node.terms[0] else error",
+        ("tests/network/test_graphs.py",),
+        "enclosed",
+        "The rounding of a sum of images is counted for one of them.",
+    ),
+)
+
 MODULES = (
     Fault(
         "a-bias-dropped",
         "network/lowering.py",
-        "return value.linear(Dense(value.weight(module.weight)), module.bias)",
-        "return value.linear(Dense(value.weight(module.weight)))",
+        "return value.linear(Dense(value.weight(module.weight)), module.bias, path)",
+        "return value.linear(Dense(value.weight(module.weight)), None, path)",
         ("tests/network/test_tracing.py",),
         "values",
         "The traced network is not the module.",
@@ -1085,6 +1152,7 @@ FAULTS: tuple[Fault, ...] = (
     *CERTIFICATES,
     *CHECKS,
     *EVALUATION,
+    *GRAPHS,
     *MODULES,
     *SEARCHES,
     *TRAINING,
