@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
-from tests.shape_checks import check_shapes
+from tests import shape_checks
 
-install_import_hook("curvcert", f"{check_shapes.__module__}.{check_shapes.__name__}")
+shape_checks.install()
 
 
 def _global_state() -> dict[str, object]:
