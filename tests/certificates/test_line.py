@@ -15,6 +15,7 @@ from curvcert.network import Network, trace
 from tests.bounds.curvature.cases import trained
 from tests.certificates.cases import blobs, digits, planar
 from tests.certificates.test_shell_soundness import seeded
+from tests.sampling import crossed
 
 F64 = torch.float64
 
@@ -33,8 +34,7 @@ def true_distances(network: Network, x: Tensor, label: Tensor, end: float = 1.0,
 
 
 class TestRadii:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH, every=4))
     def test_no_margin_is_lost_within_them(self, kind: str, name: str) -> None:
         generator = seeded(7 * len(name) + len(kind))
         network = KINDS[kind](SMOOTH[name], generator)

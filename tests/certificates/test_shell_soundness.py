@@ -20,6 +20,7 @@ from curvcert.network import Block, Network
 from curvcert.operators import Dense, Identity, Zero
 from tests.bounds.cases import feed_forward, linear
 from tests.bounds.curvature.cases import residual_conv, strided
+from tests.sampling import crossed
 
 F64 = torch.float64
 T = torch.tensor([0.02, 0.3, 1.5], dtype=F64)
@@ -38,8 +39,7 @@ def assert_holds(bounded: Bounded) -> None:
 
 
 class TestGradientChange:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH))
     def test_none_is_found_beyond_the_bound(self, kind: str, name: str) -> None:
         generator = seeded(len(name) + 17 * len(kind))
         network = KINDS[kind](SMOOTH[name], generator)
@@ -80,8 +80,7 @@ class TestGradientChange:
 
 
 class TestRadii:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH))
     def test_no_margin_is_lost_within_them(self, kind: str, name: str) -> None:
         generator = seeded(5 * len(name) + len(kind))
         network = KINDS[kind](SMOOTH[name], generator)
