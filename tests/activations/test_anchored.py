@@ -42,6 +42,7 @@ def _others(z: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.cat((offsets.expand(len(z), -1), z[:, None] + offsets), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_sampled_quotient_leaves_the_range_and_one_comes_close(name: str, kind: str):
     act = ROWS[name]
@@ -75,6 +76,7 @@ def test_range_holds_the_derivative_and_lies_in_the_global_one(name: str, kind: 
     assert bool((lo <= at_z + error).all()) and bool((at_z - error <= hi).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @settings(max_examples=4)
 @given(z=st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=30), seed=st.integers(0, 2**31))
@@ -171,6 +173,7 @@ def test_hardtanh_anchored_beyond_its_corner():
     assert hi.tolist() == pytest.approx([0.5, 2 / 6], rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ANCHORED)
 def test_a_million_points(kind: str):
     """Loose: tanh takes about a second on two free cores, the slowest other row about two."""

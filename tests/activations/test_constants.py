@@ -104,6 +104,7 @@ ERROR_POINTS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("name", EXACT)
 def test_evaluation_error_is_far_within_the_slack(name: str, order: int):

@@ -16,6 +16,7 @@ RANGES = {"value": value_range, "derivative": derivative_range, "second_derivati
 CASES = [(name, kind) for name in ROWS for kind in RANGES if kind != "second_derivative" or name in SMOOTH]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @settings(max_examples=20)
 @given(interval=intervals())

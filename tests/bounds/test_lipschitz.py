@@ -146,6 +146,7 @@ def test_the_lipsdp_recursion_gains_on_slopes_from_0_to_1() -> None:
     assert float(lipschitz(network, method="lipsdp-recursion")) < 0.8 * float(lipschitz(network, method="product"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "norms"), crossed(CASES, [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (INF, INF), (2.0, INF)])
 )

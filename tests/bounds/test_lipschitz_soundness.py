@@ -41,6 +41,7 @@ def points(network: Network, batch: int = 3, seed: int = 1) -> Tensor:
     return scale * randn(batch, *network.in_shape, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "norms"), crossed(CASES, NORMS, always=[(2.0, 2.0)]))
 def test_no_slope_exceeds_a_bound_of_the_vector(case, norms) -> None:
     network, (p, q) = case.make(), norms
@@ -54,6 +55,7 @@ def test_no_slope_exceeds_a_bound_of_the_vector(case, norms) -> None:
             assert bound.per_layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "p"), crossed([case for case in CASES if case.name != "one output"], [1.0, 2.0, 3.0, INF], always=[2.0])
 )
@@ -67,6 +69,7 @@ def test_no_slope_exceeds_a_bound_of_the_pairs(case, p) -> None:
             assert_above(lipschitz(network, p, method=name, pair="all", **scope).value, slope, f"{name} {list(scope)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "p", "name"), crossed(MADE, [1.0, 2.0, INF], ROWS, every=3))
 def test_no_slope_exceeds_a_bound_with_any_activation(kind, p, name) -> None:
     network = MADE[kind](ROWS[name])
@@ -83,6 +86,7 @@ def test_no_slope_exceeds_a_bound_with_any_activation(kind, p, name) -> None:
 exponents = st.sampled_from([1.0, 1.25, 1.5, 2.0, 3.0, 7.0, INF])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=5),

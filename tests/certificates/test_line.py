@@ -34,6 +34,7 @@ def true_distances(network: Network, x: Tensor, label: Tensor, end: float = 1.0,
 
 
 class TestRadii:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH, every=4))
     def test_no_margin_is_lost_within_them(self, kind: str, name: str) -> None:
         generator = seeded(7 * len(name) + len(kind))
@@ -55,6 +56,7 @@ class TestRadii:
         assert float((radius / truth).median()) > 0.92
         assert float((by_curvature / truth).median()) < 0.9
 
+    @pytest.mark.slow
     def test_without_the_curvature_they_are_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The check above has teeth: with too small a curvature across the line it finds what is false."""
         worst = line._Seen.worst
@@ -84,6 +86,7 @@ class TestRadii:
         found = certify(network, x, method="line").radius
         assert bool((found <= exact * (1 + 1e-9)).all() and (found >= exact * (1 - 1e-6)).all())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["mlp", "conv"])
     def test_are_never_below_those_by_curvature_and_mostly_above_all_others(self, kind: str) -> None:
         network, (x, y) = trained(kind, True), digits(30)

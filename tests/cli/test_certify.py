@@ -110,6 +110,7 @@ def test_data_of_your_own_with_names_and_a_normalisation(folder: Path, run: Runn
     assert [row.split(",")[1] for row in rows[1:]] == ["abcdefghij"[k] for k in y.tolist()]
 
 
+@pytest.mark.slow
 def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Runner) -> None:
     assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "out").status == 0
     ran = run("check", "out/certificate.safetensors", "out/network.safetensors", "digits")

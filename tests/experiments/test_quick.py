@@ -10,6 +10,8 @@ from curvcert.errors import InvalidInput
 from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record, reproduce
 from curvcert.results import Record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:

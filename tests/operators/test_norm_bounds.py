@@ -175,6 +175,7 @@ def truth_from_below(conv: Conv2d, steps: int = 300) -> float:
     return float(conv.apply(v).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES_OF_6C2F)
 @pytest.mark.parametrize("kind", ["random", "smooth"])
 def test_convolutions_of_6c2f_are_within_ten_percent(shape: tuple[int, ...], kind: str) -> None:

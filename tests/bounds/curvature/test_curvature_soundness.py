@@ -74,16 +74,19 @@ def check_vector(network: Network, p: float, q: float) -> None:
     assert_above(curvature(network, p, q, "anchored", at=x).value, search.from_anchors(x, 4), "anchored")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "norms"), crossed(CASES, NORMS))
 def test_nothing_exceeds_a_bound_of_the_vector(case, norms) -> None:
     check_vector(case.make(), *norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "norms"), crossed([CASES[k] for k in (0, 6, 10)], MIXED))
 def test_nothing_exceeds_a_bound_in_mixed_norms(case, norms) -> None:
     check_vector(case.make(), *norms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "p"), crossed(CASES, [1.0, 2.0, INF], always=[2.0]))
 def test_nothing_exceeds_a_bound_of_the_pairs(case, p) -> None:
     network = case.make()
@@ -96,12 +99,14 @@ def test_nothing_exceeds_a_bound_between_the_usual_norms(p) -> None:
     check_scalars(network, p, points(network), torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "p", "name"), crossed(MADE, [1.0, 2.0, INF], SMOOTH, every=3))
 def test_nothing_exceeds_a_bound_with_any_activation(kind, p, name) -> None:
     network, r = MADE[kind](SMOOTH[name]), torch.tensor([0.05, 2.0], dtype=torch.float64)
     check_scalars(network, p, points(network, 2), r, steps=4, starts=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 @pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
 @pytest.mark.parametrize("p", [1.0, 2.0, INF])
@@ -122,6 +127,7 @@ def test_second_derivatives_that_jump_are_covered(name) -> None:
     assert float(found) > 0.5 * float(bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=5),
