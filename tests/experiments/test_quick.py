@@ -1,12 +1,10 @@
 """Every experiment's quick version: it writes a record, arrays and a picture, and its parts fit together."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from curvcert.errors import InvalidInput
 from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record, reproduce
@@ -37,14 +35,6 @@ def records(out: Path) -> Records:
     return Records(out)
 
 
-SAMPLE = ("table1", "crc-vs-ccrc", "attack-gap", "tanh-anchor")
-
-
-def sampled(names: Iterable[str]) -> list[ParameterSet]:
-    """Mark as full what is not in the sample of experiments that runs each time."""
-    return [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.full) for name in names]
-
-
 def test_all_of_the_papers_results_are_there() -> None:
     assert set(EXPERIMENTS) == {
         "table1",
@@ -59,7 +49,7 @@ def test_all_of_the_papers_results_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS))
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_record_and_a_picture_are_written(name: str, out: Path, records: Records) -> None:
     made = records[name]
     assert read_record(out, name) == made
@@ -70,7 +60,7 @@ def test_a_record_and_a_picture_are_written(name: str, out: Path, records: Recor
     assert len(picture) > 5000
 
 
-@pytest.mark.parametrize("name", sampled(name for name in EXPERIMENTS if name != "table1"))
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "table1"])
 def test_arrays_stand_beside_the_record(name: str, out: Path, records: Records) -> None:
     assert records[name].figures
     arrays = load_arrays(out / f"{name}.npz")
@@ -133,7 +123,7 @@ def test_radii_of_crc_are_ordered(out: Path, records: Records) -> None:
     assert (arrays["ours"][~arrays["correct"]] == 0).all()
 
 
-@pytest.mark.parametrize("name", sampled(("attack-histogram", "attack-gap", "one-lipschitz-attacks")))
+@pytest.mark.parametrize("name", ["attack-histogram", "attack-gap", "one-lipschitz-attacks"])
 def test_witnesses_lie_outside_certified_balls_and_replay(name: str, out: Path, records: Records) -> None:
     figures = records[name].figures
     arrays = load_arrays(out / f"{name}.npz")
@@ -146,19 +136,16 @@ def test_witnesses_lie_outside_certified_balls_and_replay(name: str, out: Path, 
     assert figures["ours"]["attack_certificates"] >= figures["paper"]["attack_certificates"]
 
 
-@pytest.mark.full
 def test_some_sample_of_a_one_lipschitz_network_has_an_attack_certificate(records: Records) -> None:
     assert records["one-lipschitz-attacks"].figures["ours"]["attack_certificates"] > 0
 
 
-@pytest.mark.full
 def test_anchored_constants_are_below_global_ones(records: Records) -> None:
     for network in records["anchored-depth"].figures["networks"]:
         for name in ("lipschitz", "curvature"):
             assert network[name]["anchored_largest"] <= network[name]["global"] * (1 + 1e-9)
 
 
-@pytest.mark.full
 def test_where_the_condition_holds_the_curvature_radius_is_larger(out: Path, records: Records) -> None:
     assert records["curvature-vs-lipschitz"].figures
     arrays = load_arrays(out / "curvature-vs-lipschitz.npz")
