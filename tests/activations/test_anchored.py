@@ -63,6 +63,7 @@ def test_no_sampled_quotient_leaves_the_range_and_one_comes_close(name: str, kin
     assert float((least - lo)[smooth].max()) <= slack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_range_holds_the_derivative_and_lies_in_the_global_one(name: str, kind: str):
     act = ROWS[name]

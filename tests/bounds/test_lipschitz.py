@@ -221,6 +221,7 @@ def test_pairs_come_in_the_order_of_combinations_and_one_at_a_time_they_are_the_
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_sample_does_not_depend_on_the_others(case) -> None:
     network = case.make()

@@ -25,11 +25,12 @@ from curvcert.reporting import draw_accuracy, draw_witnesses
 from tests.certificates.cases import blobs, digits, digits_network, planar
 from tests.sampling import crossed
 
+pytestmark = pytest.mark.slow
+
 NORMS = [1.0, 2.0, math.inf]
 METHODS = ["auto", "lipschitz", "anchored", "product", "liplt", "compositional", "unrolled"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("p", "activation"), crossed(NORMS, [nn.Tanh, nn.Softplus, nn.GELU, nn.Softsign, nn.ELU]))
 def test_no_radius_exceeds_an_adversarial_distance(p: float, activation: type[nn.Module]) -> None:
     network = planar(activation)
@@ -47,7 +48,6 @@ def of_digits(n: int, p: float = 2.0) -> Certificate:
     return certify(digits_network()[0], *digits(n), p=p)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_sound_and_auto_is_the_best(p: float, method: str) -> None:
@@ -81,7 +81,6 @@ def of_many_blobs(box: tuple[float, float] | None = None) -> tuple[Certificate, 
 
 
 class TestWitnesses:
-    @pytest.mark.slow
     def test_there_are_some_and_all_of_them_replay(self) -> None:
         cert, _ = of_many_blobs()
         found = cert.attack_radius.isfinite() & cert.correct
@@ -89,14 +88,12 @@ class TestWitnesses:
         assert bool(replays(planar(), cert.witness[found], cert.label[found]).all())
         assert bool(cert.witness[~found & cert.correct].isnan().all())
 
-    @pytest.mark.slow
     def test_the_attack_radius_is_their_distance(self) -> None:
         cert, x = of_many_blobs()
         found = cert.attack_radius.isfinite() & cert.correct
         distance = vector_norm((cert.witness - x)[found], 2, dim=1)
         torch.testing.assert_close(cert.attack_radius[found], distance, rtol=1e-12, atol=0)
 
-    @pytest.mark.slow
     def test_a_box_keeps_them_inside(self) -> None:
         cert, _ = of_many_blobs(box=(0.0, 1.0))
         found = cert.attack_radius.isfinite() & cert.correct
@@ -320,7 +317,6 @@ def test_a_witness_takes_no_step_that_the_arithmetic_of_its_model_cannot_see(
     assert bool(cert.attack_radius.isinf().all())
 
 
-@pytest.mark.slow
 def test_there_are_at_least_as_many_witnesses_as_the_papers_formula_gives() -> None:
     """The paper's K for a pair, sqrt(2) times its recursion for the vector, with exact norms; no box."""
     network, (cert, x) = planar(), of_many_blobs()
@@ -403,7 +399,6 @@ def test_gradients_out_of_range_certify_nothing_beyond_the_truth(
     assert float(cert.radius) <= math.atanh(0.5) / steepness
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "p"),
     [("compositional", 2), ("unrolled", 2), ("anchored", 2), ("lipschitz", 2), ("local", math.inf), ("auto", math.inf)],

@@ -97,6 +97,7 @@ class TestRadii:
         assert float((found.radius > local.radius)[found.correct].double().mean()) > 0.8
         assert set(found.method) <= {"line", "misclassified"}
 
+    @pytest.mark.slow
     def test_given_ones_are_decided_as_the_full_ones_say(self) -> None:
         network, (x, y) = trained("mlp", False), digits(40)
         full = certify(network, x, y)
@@ -105,6 +106,7 @@ class TestRadii:
             decided = certify(network, x, y, epsilons=[eps])
             assert abs(decided.certified_accuracy(eps) - full.certified_accuracy(eps)) <= 1 / 40
 
+    @pytest.mark.slow
     def test_do_not_depend_on_how_the_pairs_are_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
         network, (x, y) = trained("mlp", False), digits(4)
         whole = certify(network, x, y, method="line").radius

@@ -232,6 +232,7 @@ class TestChains:
         bound, truth = float(norm_upper_bound(op)), svd_norm(op)
         assert truth * (1 - 1e-10) <= bound <= truth * (1 + 1e-6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("held", [True, False])
     @pytest.mark.parametrize("p, q", [(2, 2), (1, 1), (math.inf, math.inf), (3, 1.5)])
     def test_small_factors_are_bounded_or_refused(
