@@ -1,5 +1,6 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11+ and make is enough.
-#   make demo    make test    make lint    make docs    make bench    make figures    make wheel-test
+#   make demo    make test    make test-fast    make test-full    make coverage    make lint
+#   make docs    make bench    make figures    make wheel-test
 # Another interpreter: make test PYTHON=python3.13
 
 PYTHON ?= python3
@@ -10,8 +11,15 @@ PACKAGING := pyproject.toml constraints.txt
 DEV_EXTRAS := attack,check,data,dev,docs,onnx,tensorboard
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
+# Each worker takes neighbouring tests, which share what a module or a cache holds.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal --doctest-modules src/curvcert tests
 
-.PHONY: demo test lint pytest docs bench bench-gpu figures wheel-test constraints clean
+# Without bytecode every worker and every command that a test starts compiles everything again,
+# and the threads of one worker slow the others down.
+unexport PYTHONDONTWRITEBYTECODE
+pytest test-fast test-full coverage: export OMP_NUM_THREADS := 1
+
+.PHONY: demo test test-fast test-full coverage lint pytest docs bench bench-gpu figures wheel-test constraints clean
 
 demo: $(VENV)/.runtime-installed
 	$(BIN)/curvcert demo
@@ -25,7 +33,16 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses auto --doctest-modules src/curvcert tests
+	$(PYTEST) --durations 20 --durations-min 2
+
+test-fast: $(VENV)/.dev-installed
+	$(PYTEST) -m "not slow and not full"
+
+test-full: $(VENV)/.dev-installed
+	$(PYTEST) -m "" --durations 40 --durations-min 2
+
+coverage: $(VENV)/.dev-installed
+	$(PYTEST) --cov --cov-report term-missing:skip-covered --cov-report html:build/coverage
 
 docs: $(VENV)/.dev-installed
 	$(BIN)/mkdocs build --strict

@@ -1,14 +1,25 @@
 """For tests and doctests alike: shapes checked at run time, a seed each, and torch's global state left alone."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
-from tests.shape_checks import check_shapes
+from tests import shape_checks
 
-install_import_hook("curvcert", f"{check_shapes.__module__}.{check_shapes.__name__}")
+shape_checks.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without a search for garbage, and leave what is there by then out of every later search."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _global_state() -> dict[str, object]:

@@ -12,6 +12,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NUMBER = r"([0-9.]+)"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def printed(capsys):

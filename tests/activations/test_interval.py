@@ -3,7 +3,7 @@
 import mpmath
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from curvcert.activations import (
     derivative_range,
@@ -17,7 +17,9 @@ RANGES = {"value": value_range, "derivative": derivative_range, "second_derivati
 CASES = [(name, kind) for name in ROWS for kind in RANGES if kind != "second_derivative" or name in SMOOTH]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
+@settings(max_examples=20)
 @given(interval=intervals())
 def test_range_encloses_samples_and_is_tight(name: str, kind: str, interval: tuple[float, float]):
     act = ROWS[name]

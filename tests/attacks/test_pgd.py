@@ -16,6 +16,7 @@ NORMS = [1.0, 2.0, math.inf]
 EPS = {1.0: 1.5, 2.0: 0.35, math.inf: 0.06}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize("box", [None, (0.0, 1.0)])
 def test_what_it_finds_is_misclassified_in_the_ball_and_in_the_box(p: float, box: tuple[float, float] | None) -> None:
@@ -33,6 +34,7 @@ def test_what_it_finds_is_misclassified_in_the_ball_and_in_the_box(p: float, box
         assert float(attack.points[found].min()) >= 0 and float(attack.points[found].max()) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 def test_it_breaks_at_least_as_many_points_as_foolbox(p: float) -> None:
     foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed (extra 'attack')")

@@ -67,6 +67,7 @@ def derivatives(model: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
     return t.detach().flatten(), slope.detach().flatten(), bend.flatten()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.Mish])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("outputs", [0, -300, 400])

@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,15 @@ from curvcert.norms import vector_norm
 from curvcert.operators import Dense, Identity, Zero
 from curvcert.reporting import draw_accuracy, draw_witnesses
 from tests.certificates.cases import blobs, digits, digits_network, planar
+from tests.sampling import crossed
+
+pytestmark = pytest.mark.slow
 
 NORMS = [1.0, 2.0, math.inf]
 METHODS = ["auto", "lipschitz", "anchored", "product", "liplt", "compositional", "unrolled"]
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.GELU, nn.Softsign, nn.ELU])
+@pytest.mark.parametrize(("p", "activation"), crossed(NORMS, [nn.Tanh, nn.Softplus, nn.GELU, nn.Softsign, nn.ELU]))
 def test_no_radius_exceeds_an_adversarial_distance(p: float, activation: type[nn.Module]) -> None:
     network = planar(activation)
     x, y = blobs(seed=1)
@@ -40,12 +43,18 @@ def test_no_radius_exceeds_an_adversarial_distance(p: float, activation: type[nn
     assert bool((cert.radius[cert.correct] > 0).all())
 
 
+@cache
+def of_digits(n: int, p: float = 2.0) -> Certificate:
+    return certify(digits_network()[0], *digits(n), p=p)
+
+
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_sound_and_auto_is_the_best(p: float, method: str) -> None:
     network, _ = digits_network()
     x, y = digits(12)
-    cert, best = certify(network, x, y, p=p, method=method), certify(network, x, y, p=p)
+    best = of_digits(12, p)
+    cert = best if method == "auto" else certify(network, x, y, p=p, method=method)
     attack = pgd(network, x, y, 0.999 * cert.radius, p=p, steps=30, restarts=2)
     assert not bool((attack.broken & cert.correct).any())
     assert bool((cert.radius <= best.radius * (1 + 1e-9)).all())
@@ -65,29 +74,31 @@ def test_the_interval_closes_in_one_dimension() -> None:
     assert bool((cert.attack_radius[:2] <= 1.05 * x[:2].abs().double().flatten()).all())
 
 
-class TestWitnesses:
-    def certificate(self, box: tuple[float, float] | None = None) -> tuple[Certificate, torch.Tensor]:
-        x = blobs(400, seed=3)[0].double()
-        return certify(planar(), x, box=box), x
+@cache
+def of_many_blobs(box: tuple[float, float] | None = None) -> tuple[Certificate, torch.Tensor]:
+    x = blobs(400, seed=3)[0].double()
+    return certify(planar(), x, box=box), x
 
+
+class TestWitnesses:
     def test_there_are_some_and_all_of_them_replay(self) -> None:
-        cert, _ = self.certificate()
+        cert, _ = of_many_blobs()
         found = cert.attack_radius.isfinite() & cert.correct
         assert int(found.sum()) >= 1
         assert bool(replays(planar(), cert.witness[found], cert.label[found]).all())
         assert bool(cert.witness[~found & cert.correct].isnan().all())
 
     def test_the_attack_radius_is_their_distance(self) -> None:
-        cert, x = self.certificate()
+        cert, x = of_many_blobs()
         found = cert.attack_radius.isfinite() & cert.correct
         distance = vector_norm((cert.witness - x)[found], 2, dim=1)
         torch.testing.assert_close(cert.attack_radius[found], distance, rtol=1e-12, atol=0)
 
     def test_a_box_keeps_them_inside(self) -> None:
-        cert, _ = self.certificate(box=(0.0, 1.0))
+        cert, _ = of_many_blobs(box=(0.0, 1.0))
         found = cert.attack_radius.isfinite() & cert.correct
         assert bool(((cert.witness[found] >= 0) & (cert.witness[found] <= 1)).all())
-        free, _ = self.certificate()
+        free, _ = of_many_blobs()
         torch.testing.assert_close(cert.radius, free.radius, rtol=0, atol=0)  # the box limits witnesses only
 
     def test_they_replay_in_the_models_own_arithmetic(self) -> None:
@@ -156,7 +167,7 @@ class TestBatches:
     def test_the_batch_size_does_not_matter(self) -> None:
         network, _ = digits_network()
         x, y = digits(10)
-        whole, parts = certify(network, x, y), certify(network, x, y, batch_size=3)
+        whole, parts = of_digits(10), certify(network, x, y, batch_size=3)
         torch.testing.assert_close(whole.radius, parts.radius, rtol=1e-9, atol=1e-12)
         assert whole.method == parts.method
 
@@ -164,9 +175,7 @@ class TestBatches:
         network, _ = digits_network()
         x, y = digits(10)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
-        torch.testing.assert_close(
-            certify(network, loader).radius, certify(network, x, y).radius, rtol=1e-9, atol=1e-12
-        )
+        torch.testing.assert_close(certify(network, loader).radius, of_digits(10).radius, rtol=1e-9, atol=1e-12)
 
     def test_running_out_of_memory_halves_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from curvcert.certificates import certification
@@ -310,9 +319,7 @@ def test_a_witness_takes_no_step_that_the_arithmetic_of_its_model_cannot_see(
 
 def test_there_are_at_least_as_many_witnesses_as_the_papers_formula_gives() -> None:
     """The paper's K for a pair, sqrt(2) times its recursion for the vector, with exact norms; no box."""
-    x = blobs(400, seed=3)[0].double()
-    network = planar()
-    cert = certify(network, x)
+    network, (cert, x) = planar(), of_many_blobs()
     K = 2**0.5 * float(curvature(network, method=Compositional(["sdp"])))
     logits, jacobian = network(x), network.jacobian(x)
     own, rows = logits.gather(1, cert.label[:, None]), jacobian[torch.arange(len(x)), cert.label]
@@ -326,7 +333,7 @@ class TestSearch:
     def test_is_merged_and_told_apart(self) -> None:
         network, _ = digits_network()
         x, y = digits(30)
-        cert = certify(network, x, y)
+        cert = of_digits(30)
         attack = pgd(network, x, y, 0.4, steps=30, restarts=1)
         merged = with_search(cert, network, x, attack)
         assert bool(attack.broken.any())
@@ -337,15 +344,15 @@ class TestSearch:
 
     def test_what_does_not_replay_does_not_count(self) -> None:
         network, _ = digits_network()
-        x, y = digits(5)
-        cert = certify(network, x, y)
+        x, _ = digits(5)
+        cert = of_digits(5)
         liar = Attack(torch.ones(5, dtype=torch.bool), x + 1e-9)
         assert bool(with_search(cert, network, x, liar).search_radius[cert.correct].isinf().all())
 
     def test_a_refuted_certificate_raises(self) -> None:
         network, _ = digits_network()
         x, y = digits(30)
-        cert = certify(network, x, y)
+        cert = of_digits(30)
         attack = pgd(network, x, y, 0.4, steps=30, restarts=1)
         with pytest.raises(SoundnessError, match="inside a certified ball"):
             with_search(replace(cert, radius=cert.radius + 1.0), network, x, attack)

@@ -96,6 +96,7 @@ def test_every_method_of_a_dense_network_is_proven(tmp_path, method) -> None:
     assert found.holds, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", (nn.Softplus, nn.GELU, nn.SiLU, nn.ELU, nn.Sigmoid, nn.Softsign))
 def test_every_activation_is_proven(tmp_path, act) -> None:
     found = verdict(saved(tmp_path, shallow(act), n=4, box=BOX))
@@ -117,6 +118,7 @@ def contracting() -> nn.Module:
     return nn.Sequential(curvcert.nn.SLLDense(2, 5), curvcert.nn.SLLDense(2, 4), nn.Linear(2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", (Skipping, Picture, contracting))
 def test_skips_and_convolutions_are_proven(tmp_path, module) -> None:
     files = saved(tmp_path, traced(module()), n=4)

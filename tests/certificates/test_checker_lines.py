@@ -106,6 +106,7 @@ def test_line_certificates_of_a_dense_network_are_proven(genuine) -> None:
     assert found.holds, str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", (Residual, convolution))
 @pytest.mark.parametrize("method", ("auto", "line"))
 def test_line_certificates_with_skips_and_convolutions_are_proven(tmp_path, module, method) -> None:

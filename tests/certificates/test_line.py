@@ -15,6 +15,7 @@ from curvcert.network import Network, trace
 from tests.bounds.curvature.cases import trained
 from tests.certificates.cases import blobs, digits, planar
 from tests.certificates.test_shell_soundness import seeded
+from tests.sampling import crossed
 
 F64 = torch.float64
 
@@ -33,8 +34,8 @@ def true_distances(network: Network, x: Tensor, label: Tensor, end: float = 1.0,
 
 
 class TestRadii:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH, every=4))
     def test_no_margin_is_lost_within_them(self, kind: str, name: str) -> None:
         generator = seeded(7 * len(name) + len(kind))
         network = KINDS[kind](SMOOTH[name], generator)
@@ -55,6 +56,7 @@ class TestRadii:
         assert float((radius / truth).median()) > 0.92
         assert float((by_curvature / truth).median()) < 0.9
 
+    @pytest.mark.slow
     def test_without_the_curvature_they_are_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The check above has teeth: with too small a curvature across the line it finds what is false."""
         worst = line._Seen.worst
@@ -84,6 +86,7 @@ class TestRadii:
         found = certify(network, x, method="line").radius
         assert bool((found <= exact * (1 + 1e-9)).all() and (found >= exact * (1 - 1e-6)).all())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["mlp", "conv"])
     def test_are_never_below_those_by_curvature_and_mostly_above_all_others(self, kind: str) -> None:
         network, (x, y) = trained(kind, True), digits(30)
@@ -94,6 +97,7 @@ class TestRadii:
         assert float((found.radius > local.radius)[found.correct].double().mean()) > 0.8
         assert set(found.method) <= {"line", "misclassified"}
 
+    @pytest.mark.slow
     def test_given_ones_are_decided_as_the_full_ones_say(self) -> None:
         network, (x, y) = trained("mlp", False), digits(40)
         full = certify(network, x, y)
@@ -102,6 +106,7 @@ class TestRadii:
             decided = certify(network, x, y, epsilons=[eps])
             assert abs(decided.certified_accuracy(eps) - full.certified_accuracy(eps)) <= 1 / 40
 
+    @pytest.mark.slow
     def test_do_not_depend_on_how_the_pairs_are_cut(self, monkeypatch: pytest.MonkeyPatch) -> None:
         network, (x, y) = trained("mlp", False), digits(4)
         whole = certify(network, x, y, method="line").radius

@@ -33,6 +33,7 @@ def same(left: object, right: object) -> bool:
 CASES = ({"box": BOX}, {"method": "lipschitz"}, {"method": "anchored"}, {"p": float("inf")}, {"p": 1.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES)
 def test_what_is_loaded_is_what_was_saved(tmp_path, options) -> None:
     files = saved(tmp_path, **options)

@@ -14,6 +14,7 @@ from tests.bounds.curvature.cases import trained
 from tests.certificates.cases import blobs, digits, digits_network, planar
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_auto_is_never_below_any_method(p: float) -> None:
     network = trained("mlp", False)
@@ -23,6 +24,7 @@ def test_auto_is_never_below_any_method(p: float) -> None:
         assert bool((certify(network, x, y, p=p, method=method).radius <= best.radius * (1 + 1e-9)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 def test_it_wins_on_trained_networks_and_says_so(kind: str) -> None:
     network = trained(kind, False)

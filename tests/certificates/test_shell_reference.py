@@ -88,6 +88,7 @@ def reference(layers: Layers, x: Tensor, i: int, j: int, t: float) -> tuple[floa
     return min(eta[0], total[0]), min(eta[1], total[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tanh", "gelu", "softsign"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_never_below_the_slow_reference_and_not_far_above(kind: str, name: str) -> None:

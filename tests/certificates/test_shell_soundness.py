@@ -20,6 +20,7 @@ from curvcert.network import Block, Network
 from curvcert.operators import Dense, Identity, Zero
 from tests.bounds.cases import feed_forward, linear
 from tests.bounds.curvature.cases import residual_conv, strided
+from tests.sampling import crossed
 
 F64 = torch.float64
 T = torch.tensor([0.02, 0.3, 1.5], dtype=F64)
@@ -38,8 +39,8 @@ def assert_holds(bounded: Bounded) -> None:
 
 
 class TestGradientChange:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH))
     def test_none_is_found_beyond_the_bound(self, kind: str, name: str) -> None:
         generator = seeded(len(name) + 17 * len(kind))
         network = KINDS[kind](SMOOTH[name], generator)
@@ -80,8 +81,8 @@ class TestGradientChange:
 
 
 class TestRadii:
-    @pytest.mark.parametrize("name", SMOOTH)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("kind", "name"), crossed(KINDS, SMOOTH))
     def test_no_margin_is_lost_within_them(self, kind: str, name: str) -> None:
         generator = seeded(5 * len(name) + len(kind))
         network = KINDS[kind](SMOOTH[name], generator)
@@ -144,6 +145,7 @@ def violations(activation: Activation = TANH, networks: int = 8, points: int = 2
 class TestFront:
     """What stands for the Jacobian behind blocks whose own are not formed."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", SMOOTH)
     @pytest.mark.parametrize("kind", ["dense", "nearly linear"])
     def test_the_jacobian_is_as_close_as_it_says(self, kind: str, name: str) -> None:
@@ -240,11 +242,13 @@ class TestMutations:
     def test_the_bound_as_it_is_stands(self, name: str) -> None:
         assert violations(SMOOTH[name]) == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("start", [None, 1, 2])
     @pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "softsign"])
     def test_it_stands_behind_a_front_too(self, name: str, start: int | None) -> None:
         assert violations(SMOOTH[name], start=start) == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("start", [1, 2])
     @pytest.mark.parametrize("wrong", ["steepness", "number", "E", "R"])
     def test_a_wrong_front_is_caught(self, wrong: str, start: int, monkeypatch: pytest.MonkeyPatch) -> None:

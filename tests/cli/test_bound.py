@@ -47,6 +47,7 @@ def test_other_norms_methods_and_outputs(run: Runner, network: Network) -> None:
     assert found["curvature"]["value"] == float(curvcert.curvature(network, logit=3, method="unrolled"))
 
 
+@pytest.mark.slow
 def test_samples_and_balls(run: Runner, network: Network) -> None:
     x = load_digits("test").as_float64()[:3]
     words = (DEMO, "--at", "digits", "--samples", 3, "--pair", "3,5")

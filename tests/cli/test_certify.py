@@ -110,6 +110,7 @@ def test_data_of_your_own_with_names_and_a_normalisation(folder: Path, run: Runn
     assert [row.split(",")[1] for row in rows[1:]] == ["abcdefghij"[k] for k in y.tolist()]
 
 
+@pytest.mark.slow
 def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Runner) -> None:
     assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "out").status == 0
     ran = run("check", "out/certificate.safetensors", "out/network.safetensors", "digits")
@@ -208,6 +209,7 @@ def stopped(folder: Path, how: signal.Signals, after: int, *words: object) -> tu
     return process.returncode, error, parts
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_and_killed_ends_as_if_nothing_had_happened(folder: Path, run: Runner) -> None:
     status, error, parts = stopped(folder, signal.SIGINT, 1)
     assert status == 130
@@ -234,6 +236,7 @@ def test_what_is_all_saved_is_not_bounded_again(folder: Path, run: Runner, monke
     assert (folder / "out" / "samples.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_report_that_is_stopped_loses_nothing(folder: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

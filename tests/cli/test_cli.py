@@ -51,6 +51,7 @@ def test_training_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [row["eps"] for row in found["at"]] == [0.25]
 
 
+@pytest.mark.slow
 def test_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "curvcert", "--version"], capture_output=True, text=True)
     assert result.stdout == f"curvcert {curvcert.__version__}\n"

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from curvcert.cli import app
 from curvcert.cli.demo import EPSILONS
 
 
+@pytest.mark.slow
 def test_certifies_prints_the_table_and_names_the_report_last(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     arguments = ["demo", "--out", str(out), "--samples", "12"]

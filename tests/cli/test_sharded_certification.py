@@ -50,6 +50,7 @@ def worker_of(folder: Path, rank: int, agent: int) -> int:
     raise AssertionError(f"torchrun has no rank {rank}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's processes by /proc")
 def test_a_rank_is_killed_twice_and_nothing_is_lost_or_counted_twice(folder: Path, run: Runner) -> None:
     shared = [*TORCHRUN, "--nproc-per-node", "2", "-m", "curvcert", *map(str, WORDS), "--out", "out"]

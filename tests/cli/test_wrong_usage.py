@@ -145,6 +145,7 @@ def test_words_that_are_not_understood(run: Runner, words: tuple[str, ...]) -> N
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_the_installed_command_answers_in_one_line_and_with_a_traceback_only_on_request(folder: Path) -> None:
     ran = run_process("certify", "nets:raising", "digits", "--out", "out", folder=folder)
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)

@@ -72,6 +72,7 @@ def test_an_unknown_recipe() -> None:
         experiment_recipe("7f")
 
 
+@pytest.mark.slow
 def test_a_model_is_kept_and_another_recipe_refused(tmp_path: Path) -> None:
     options = Options(tmp_path, quick=True)
     recipe = on_digits(experiment_recipe("6f-standard"))
@@ -182,6 +183,7 @@ def test_pictures_of_the_page_are_those_of_the_records() -> None:
     assert set(PICTURES) == set(EXPERIMENTS)
 
 
+@pytest.mark.slow
 def test_a_picture_drawn_again_has_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("one", "other"):
         drawn = draw_figures(ROOT / "results", tmp_path / folder)

@@ -10,6 +10,8 @@ from curvcert.errors import InvalidInput
 from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record, reproduce
 from curvcert.results import Record
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -17,9 +19,20 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reproduce")
 
 
+class Records(dict[str, Record]):
+    """The records by name, each made when it is first asked for."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def __missing__(self, name: str) -> Record:
+        self[name] = reproduce(EXPERIMENTS[name], Options(self.out, quick=True))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def records(out: Path) -> dict[str, Record]:
-    return {name: reproduce(item, Options(out, quick=True)) for name, item in EXPERIMENTS.items()}
+def records(out: Path) -> Records:
+    return Records(out)
 
 
 def test_all_of_the_papers_results_are_there() -> None:
@@ -37,8 +50,9 @@ def test_all_of_the_papers_results_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_record_and_a_picture_are_written(name: str, out: Path, records: dict[str, Record]) -> None:
-    assert read_record(out, name) == records[name]
+def test_a_record_and_a_picture_are_written(name: str, out: Path, records: Records) -> None:
+    made = records[name]
+    assert read_record(out, name) == made
     assert records[name].config["quick"] is True
     assert records[name].command.startswith(f"curvcert reproduce {name}")
     picture = (out / f"{name}.png").read_bytes()
@@ -47,14 +61,15 @@ def test_a_record_and_a_picture_are_written(name: str, out: Path, records: dict[
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "table1"])
-def test_arrays_stand_beside_the_record(name: str, out: Path, records: dict[str, Record]) -> None:
+def test_arrays_stand_beside_the_record(name: str, out: Path, records: Records) -> None:
+    assert records[name].figures
     arrays = load_arrays(out / f"{name}.npz")
     assert arrays
     assert all(array.dtype.kind in "fb" for array in arrays.values())
     assert not any(np.isnan(array).any() for array in arrays.values() if array.dtype.kind == "f")
 
 
-def test_rows_of_table1(out: Path, records: dict[str, Record]) -> None:
+def test_rows_of_table1(out: Path, records: Records) -> None:
     figures = records["table1"].figures
     assert len(figures["rows"]) == 6
     for row in figures["rows"]:
@@ -68,7 +83,7 @@ def test_rows_of_table1(out: Path, records: dict[str, Record]) -> None:
             assert certified <= row["attacked"][name] <= row["clean"]
 
 
-def test_anchored_is_not_below_global_and_ours_is_not_below_the_paper(records: dict[str, Record]) -> None:
+def test_anchored_is_not_below_global_and_ours_is_not_below_the_paper(records: Records) -> None:
     rows = {(row["method"], row["certificate"]): row for row in records["table1"].figures["rows"]}
     for method in ("CCRC", "ours"):
         given = [rows[method, name] for name in ("paper-global", "paper-anchored")]
@@ -77,7 +92,8 @@ def test_anchored_is_not_below_global_and_ours_is_not_below_the_paper(records: d
             assert best >= given[0]["certified"][name]
 
 
-def test_a_row_that_is_there_is_not_made_again(out: Path, records: dict[str, Record]) -> None:
+def test_a_row_that_is_there_is_not_made_again(out: Path, records: Records) -> None:
+    assert records["table1"].figures
     path = out / "table1" / "digits-ours-0-best.json"
     content = json.loads(path.read_text())
     content["figures"]["clean"] = 12.34
@@ -92,42 +108,46 @@ def test_a_row_that_is_there_is_not_made_again(out: Path, records: dict[str, Rec
 
 @pytest.mark.parametrize(("change", "message"), [({"epochs": 3}, "epochs = 2"), ({"samples": 3}, "samples = None")])
 def test_a_row_of_another_run_is_not_overwritten(
-    out: Path, records: dict[str, Record], change: dict[str, int], message: str
+    out: Path, records: Records, change: dict[str, int], message: str
 ) -> None:
+    assert records["table1"].figures
     with pytest.raises(InvalidInput, match=message):
         reproduce(EXPERIMENTS["table1"], Options(out, quick=True, **change))
 
 
-def test_radii_of_crc_are_ordered(out: Path, records: dict[str, Record]) -> None:
+def test_radii_of_crc_are_ordered(out: Path, records: Records) -> None:
+    assert records["crc-vs-ccrc"].figures
     arrays = load_arrays(out / "crc-vs-ccrc.npz")
     assert (arrays["ours"] >= arrays["paper"]).all()
     assert (arrays["ours"][arrays["correct"]] > 0).all()
     assert (arrays["ours"][~arrays["correct"]] == 0).all()
 
 
-def test_witnesses_lie_outside_certified_balls_and_replay(out: Path, records: dict[str, Record]) -> None:
-    for name in ("attack-histogram", "attack-gap", "one-lipschitz-attacks"):
-        arrays, figures = load_arrays(out / f"{name}.npz"), records[name].figures
-        for whose in ("paper", "ours"):
-            found = figures[whose]
-            assert found["replayed"] == found["attack_certificates"]
-            assert sum(found["histogram"]["counts"]) == found["attack_certificates"]
-            assert (arrays[f"{whose}_witness_distance"] >= arrays["radius"]).all()
-            assert figures["certified"] <= found["at_most"] <= figures["clean"]
-        assert figures["ours"]["attack_certificates"] >= figures["paper"]["attack_certificates"]
+@pytest.mark.parametrize("name", ["attack-histogram", "attack-gap", "one-lipschitz-attacks"])
+def test_witnesses_lie_outside_certified_balls_and_replay(name: str, out: Path, records: Records) -> None:
+    figures = records[name].figures
+    arrays = load_arrays(out / f"{name}.npz")
+    for whose in ("paper", "ours"):
+        found = figures[whose]
+        assert found["replayed"] == found["attack_certificates"]
+        assert sum(found["histogram"]["counts"]) == found["attack_certificates"]
+        assert (arrays[f"{whose}_witness_distance"] >= arrays["radius"]).all()
+        assert figures["certified"] <= found["at_most"] <= figures["clean"]
+    assert figures["ours"]["attack_certificates"] >= figures["paper"]["attack_certificates"]
 
 
-def test_some_sample_of_a_one_lipschitz_network_has_an_attack_certificate(records: dict[str, Record]) -> None:
+def test_some_sample_of_a_one_lipschitz_network_has_an_attack_certificate(records: Records) -> None:
     assert records["one-lipschitz-attacks"].figures["ours"]["attack_certificates"] > 0
 
 
-def test_anchored_constants_are_below_global_ones(records: dict[str, Record]) -> None:
+def test_anchored_constants_are_below_global_ones(records: Records) -> None:
     for network in records["anchored-depth"].figures["networks"]:
         for name in ("lipschitz", "curvature"):
             assert network[name]["anchored_largest"] <= network[name]["global"] * (1 + 1e-9)
 
 
-def test_where_the_condition_holds_the_curvature_radius_is_larger(out: Path, records: dict[str, Record]) -> None:
+def test_where_the_condition_holds_the_curvature_radius_is_larger(out: Path, records: Records) -> None:
+    assert records["curvature-vs-lipschitz"].figures
     arrays = load_arrays(out / "curvature-vs-lipschitz.npz")
     for whose in ("paper", "ours"):
         wins = arrays[f"{whose}_wins"]

@@ -69,6 +69,7 @@ def test_a_short_local_lipschitz_bound_is_found_out(p) -> None:
         assert_bites(bound, neuron(), "lipschitz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize("make", [neuron, diagonal, equal_neurons], ids=lambda make: make.__name__)
 def test_a_short_curvature_bound_is_found_out(make, p) -> None:
@@ -160,6 +161,7 @@ def test_a_witness_inside_the_certified_ball_refutes_the_radius() -> None:
     assert found(network, x, far) == {"radius"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lipschitz", "curvature"])
 def test_an_audit_finds_a_short_method_out(kind, monkeypatch) -> None:
     ask = lipschitz if kind == "lipschitz" else curvature

@@ -50,6 +50,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [dense, one_lipschitz])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_backward_is_that_of_the_loss(name, make):
@@ -88,6 +89,7 @@ def require_the_same_steps(name: str, model: nn.Module) -> None:
         torch.testing.assert_close(kept, wanted, msg=key)
 
 
+@pytest.mark.slow
 def test_compiled_pieces_take_the_same_steps():
     # In a process without the checks of shapes that tests run under, which torch.compile cannot follow.
     finished = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)

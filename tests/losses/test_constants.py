@@ -114,6 +114,7 @@ def test_reading_other_constants_at_another_step_mixes_no_warm_starts() -> None:
     torch.testing.assert_close(constants().pair_curvature, expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "key"), [*product(("dense", "conv"), NAMES), ("SLL", "curvature"), ("SLL", "pair_curvature")]
 )

@@ -94,6 +94,7 @@ class TestAgainstTheirFormulas:
         self.check(CertifiedMargin(self.constants, 0.3, tau=0.5, certificate="line"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "objective_name"),
     [*product(("dense", "conv"), OBJECTIVES), ("SLL", "curvature"), ("SLL", "certified-margin, runner-up")],

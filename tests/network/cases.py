@@ -373,5 +373,7 @@ FUNCTIONAL = [
     _functional("selu", F.selu, smooth=False),
 ]
 
-CASES = [*DENSE, *CONV, *RESIDUAL, *ARITHMETIC, *KINKS, *ACTIVATIONS, *FUNCTIONAL]
+STRUCTURES = [*DENSE, *CONV, *RESIDUAL, *ARITHMETIC, *KINKS]
+"""One network of each structure: the others differ from the first of them in their activation alone."""
+CASES = [*STRUCTURES, *ACTIVATIONS, *FUNCTIONAL]
 IDS = [case.name for case in CASES]

@@ -120,11 +120,11 @@ def test_the_exact_value_lies_within_the_claimed_error(case: tuple[Network, Tens
 
 
 @pytest.mark.parametrize("name", sorted(PHI))
-@pytest.mark.parametrize("z", [0.0, 1e-300, 1e-12, -3e-9, 0.3, -2.0, 19.0, -40.0, 1e4])
-def test_the_error_of_one_activation(name: str, z: float) -> None:
+def test_the_error_of_one_activation(name: str) -> None:
     one, zero = torch.ones(1, 1, dtype=F64), torch.zeros(1, dtype=F64)
     net = Network.of_blocks((Block(Zero((1,), (1,)), Identity((1,)), Dense(one), zero, zero, PHI[name][0]),))
-    assert_sound(net, z * one)
+    for z in (0.0, 1e-300, 1e-12, -3e-9, 0.3, -2.0, 19.0, -40.0, 1e4):
+        assert_sound(net, z * one)
 
 
 def test_underflow_is_accounted_for() -> None:

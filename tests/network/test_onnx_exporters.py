@@ -88,6 +88,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", MODELS)
 def test_both_exporters(name: str, dynamo: bool, tmp_path: Path) -> None:

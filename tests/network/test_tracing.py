@@ -1,6 +1,7 @@
 """A Network is the module that it came from: values, Jacobians, parts, and nothing else touched."""
 
 import copy
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -13,15 +14,17 @@ from curvcert.errors import CurvcertError, UnsupportedActivation
 from curvcert.network import Affine, Block, MaxPool, Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.operators import Dense, NormBounds
-from tests.network.cases import CASES, CONV, IDS, RESIDUAL, Case, Function
+from tests.network.cases import CASES, CONV, IDS, RESIDUAL, STRUCTURES, Case, Function
 
 every_case = pytest.mark.parametrize("case", CASES, ids=IDS)
+every_structure = pytest.mark.parametrize("case", STRUCTURES, ids=lambda case: case.name)
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, slack: float = 1e-12) -> bool:
     return got.shape == expected.shape and bool((got - expected).abs().max() <= slack * (1 + expected.abs().max()))
 
 
+@cache
 def traced(case: Case) -> tuple[nn.Module, Network]:
     model = case.model()
     return copy.deepcopy(model).double(), curvcert.trace(model, case.inputs(1))
@@ -49,7 +52,7 @@ def test_jacobians_are_those_of_autograd(case: Case) -> None:
     assert close(got, expected.reshape(got.shape), 1e-11)
 
 
-@every_case
+@every_structure
 def test_shapes_and_number_of_blocks(case: Case) -> None:
     model, net = traced(case)
     x = case.inputs()
@@ -59,7 +62,7 @@ def test_shapes_and_number_of_blocks(case: Case) -> None:
     assert case.blocks is None or len(net.blocks) == case.blocks
 
 
-@every_case
+@every_structure
 def test_values_prefixes_and_blocks_agree(case: Case) -> None:
     _, net = traced(case)
     x = case.inputs()
@@ -75,7 +78,7 @@ def test_values_prefixes_and_blocks_agree(case: Case) -> None:
         state = values[link.output]
 
 
-@every_case
+@every_structure
 def test_a_chain_is_found_again_in_the_nodes_of_its_blocks(case: Case) -> None:
     _, net = traced(case)
     x, rows = case.inputs(), torch.randn(2, net.outputs, dtype=torch.float64)
@@ -89,7 +92,7 @@ def test_a_chain_is_found_again_in_the_nodes_of_its_blocks(case: Case) -> None:
         assert close(one(x), other(x))
 
 
-@every_case
+@every_structure
 def test_read_outs(case: Case) -> None:
     _, net = traced(case)
     x, n = case.inputs(), min(net.outputs, 4)
@@ -127,16 +130,16 @@ def test_evaluation_has_the_values_of_the_network_and_small_errors(case: Case) -
             assert bool((computed.error_norm < 1e-10 * (1 + state.abs().max())).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @every_case
-def test_low_precision_weights_count_as_the_numbers_they_hold(case: Case, dtype: torch.dtype) -> None:
-    model = case.model().to(dtype)
-    net = curvcert.trace(model, case.inputs(1, dtype))
-    x = case.inputs()
-    assert close(net(x), copy.deepcopy(model).double()(x.clone()).detach())
+def test_low_precision_weights_count_as_the_numbers_they_hold(case: Case) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        model = case.model().to(dtype)
+        net = curvcert.trace(model, case.inputs(1, dtype))
+        x = case.inputs()
+        assert close(net(x), copy.deepcopy(model).double()(x.clone()).detach()), dtype
 
 
-@every_case
+@every_structure
 def test_model_and_example_are_left_alone(case: Case) -> None:
     model, example = case.model(), case.inputs(2, torch.float32)
     for parameter in model.parameters():
@@ -156,7 +159,7 @@ def test_model_and_example_are_left_alone(case: Case) -> None:
         assert torch.equal(parameter.grad, torch.ones_like(parameter))
 
 
-@every_case
+@every_structure
 def test_later_changes_of_the_module_do_not_reach_the_network(case: Case) -> None:
     model = case.model().double()
     net, x = curvcert.trace(model, case.inputs(1)), case.inputs()
@@ -261,7 +264,7 @@ def test_networks_move_between_devices(case: Case) -> None:
     assert close(born.to("cpu")(x), net(x), 1e-11)
 
 
-@every_case
+@every_structure
 def test_to_the_same_device_is_the_same_network(case: Case) -> None:
     _, net = traced(case)
     x = case.inputs()

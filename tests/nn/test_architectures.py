@@ -25,6 +25,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cnn.ARCHITECTURES)
 def test_sizes(name: str) -> None:
     with torch.device("meta"):

@@ -78,6 +78,7 @@ def test_members_are_left_alone_and_copied() -> None:
     assert not {id(layer) for layer in together} & {id(layer) for model in models for layer in model}
 
 
+@pytest.mark.slow
 def test_bounds_hold_and_are_not_far_above_those_of_the_members() -> None:
     models = members("digits", 2)
     x = load_digits("test").as_float64()[:3]
@@ -156,6 +157,7 @@ def test_a_mirror_image_of_every_kind_of_window(padding_mode: str) -> None:
     assert torch.allclose(cnn.mirror_image(model, (2, 7, 13))(x), model(x.flip(-1)), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_image_and_its_mirror_image_have_one_radius() -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))

@@ -18,6 +18,7 @@ from curvcert.training.distributed import Place, joined, place_from
 from tests.cli.running import environment
 from tests.launching import TORCHRUN, ended, free_port, started, variables
 
+pytestmark = pytest.mark.slow
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 
 

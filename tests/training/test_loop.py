@@ -31,6 +31,8 @@ from curvcert.training import (
     train,
 )
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(load_recipe("digits"), epochs=2, batch_size=256, loss="standard", checkpoint_every=1, evaluate_every=1)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 import curvcert.nn as cnn
@@ -30,6 +31,7 @@ def images() -> LabelledImages:
     return LabelledImages(pixels, labels, max_value=255)
 
 
+@pytest.mark.slow
 def test_the_weights_stay_orthogonal_and_looking_changes_nothing() -> None:
     data = images()
     runs = [Trainer(RECIPE, data) for _ in range(2)]
@@ -49,6 +51,7 @@ def test_the_weights_stay_orthogonal_and_looking_changes_nothing() -> None:
             assert float((gram - torch.eye(layer.channels)).abs().max()) < 0.05  # One step away from orthogonal.
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     run = Trainer(replace(RECIPE, epochs=5), images())
     run.advance()

@@ -38,6 +38,7 @@ def test_each_is_the_run_that_it_would_be_alone():
         assert all(torch.equal(a, b) for a, b in zip(beside.model.parameters(), alone.model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_every_run_has_a_folder_of_its_own(tmp_path):
     recipes = each_recipe(recipe(), "seed=0,1")
     found = train_side_by_side(recipes, tmp_path / "both", certify_samples=3, console=QUIET)
@@ -49,6 +50,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
     assert (tmp_path / "both" / "seed-0" / "metrics.jsonl").read_text().count("\n") == 2
 
 
+@pytest.mark.slow
 def test_a_kill_between_two_savings_costs_one_checkpoint(tmp_path):
     recipes = each_recipe(recipe(epochs=3), "seed=0,1")
     whole = train_side_by_side(recipes, tmp_path, certify_samples=2, console=QUIET)
@@ -62,6 +64,7 @@ def test_a_kill_between_two_savings_costs_one_checkpoint(tmp_path):
     assert kept[0] == kept[1]
 
 
+@pytest.mark.slow
 def test_without_a_common_step_all_start_afresh(tmp_path):
     recipes = each_recipe(recipe(epochs=1), "seed=0,1")
     train_side_by_side(recipes, tmp_path, certify_samples=2, console=QUIET)
@@ -71,6 +74,7 @@ def test_without_a_common_step_all_start_afresh(tmp_path):
     assert "starting afresh" in (tmp_path / "said").read_text()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_refused(tmp_path):
     recipes = each_recipe(recipe(epochs=1), "seed=0,1")
     train_side_by_side({"seed-1": recipes["seed-1"]}, tmp_path, certify_samples=2, console=QUIET)

@@ -13,12 +13,18 @@ from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositi
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Network
 from tests.bounds.cases import feed_forward, one_dimensional, randn, residual
-from tests.bounds.curvature.cases import CASES, IDS, JUMPS, SMOOTH, trained
+from tests.bounds.curvature.cases import CASES, JUMPS, SMOOTH, trained
 from tests.bounds.curvature.search import ROUNDING, CurvatureSearch
+from tests.sampling import crossed
 
 INF = math.inf
 NORMS = [(1.0, 1.0), (2.0, 2.0), (INF, INF)]
 MIXED = [(1.0, INF), (2.0, 1.0), (1.5, 3.0), (3.0, 1.5), (INF, 2.0), (INF, 1.0)]
+
+MADE = {
+    "dense": lambda activation: feed_forward((3, 4, 4, 2), activation, seed=11),
+    "residual": lambda activation: residual(3, 4, activation, seed=12).logit(0),
+}
 
 
 def applicable(network: Network, p: float, q: float, at: Tensor | None, radius: Tensor | None, **target) -> list[str]:
@@ -68,20 +74,20 @@ def check_vector(network: Network, p: float, q: float) -> None:
     assert_above(curvature(network, p, q, "anchored", at=x).value, search.from_anchors(x, 4), "anchored")
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-@pytest.mark.parametrize(("p", "q"), NORMS, ids=lambda value: f"{value:g}")
-def test_nothing_exceeds_a_bound_of_the_vector(case, p, q) -> None:
-    check_vector(case.make(), p, q)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "norms"), crossed(CASES, NORMS))
+def test_nothing_exceeds_a_bound_of_the_vector(case, norms) -> None:
+    check_vector(case.make(), *norms)
 
 
-@pytest.mark.parametrize("case", [CASES[k] for k in (0, 6, 10)], ids=lambda case: case.name)
-@pytest.mark.parametrize(("p", "q"), MIXED, ids=lambda value: f"{value:g}")
-def test_nothing_exceeds_a_bound_in_mixed_norms(case, p, q) -> None:
-    check_vector(case.make(), p, q)
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "norms"), crossed([CASES[k] for k in (0, 6, 10)], MIXED))
+def test_nothing_exceeds_a_bound_in_mixed_norms(case, norms) -> None:
+    check_vector(case.make(), *norms)
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "p"), crossed(CASES, [1.0, 2.0, INF], always=[2.0]))
 def test_nothing_exceeds_a_bound_of_the_pairs(case, p) -> None:
     network = case.make()
     check_scalars(network, p, points(network), torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64))
@@ -93,16 +99,14 @@ def test_nothing_exceeds_a_bound_between_the_usual_norms(p) -> None:
     check_scalars(network, p, points(network), torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", SMOOTH)
-def test_nothing_exceeds_a_bound_with_any_activation(name) -> None:
-    r = torch.tensor([0.05, 2.0], dtype=torch.float64)
-    dense, skip = feed_forward((3, 4, 4, 2), SMOOTH[name], seed=11), residual(3, 4, SMOOTH[name], seed=12).logit(0)
-    # Every activation meets every p, on dense or residual layers, one half each.
-    even = sorted(SMOOTH).index(name) % 2 == 0
-    for network, p in ((dense, 2.0), (dense if even else skip, 1.0), (skip, 2.0), (skip if even else dense, INF)):
-        check_scalars(network, p, points(network, 2), r, steps=4, starts=4)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "p", "name"), crossed(MADE, [1.0, 2.0, INF], SMOOTH, every=3))
+def test_nothing_exceeds_a_bound_with_any_activation(kind, p, name) -> None:
+    network, r = MADE[kind](SMOOTH[name]), torch.tensor([0.05, 2.0], dtype=torch.float64)
+    check_scalars(network, p, points(network, 2), r, steps=4, starts=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 @pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
 @pytest.mark.parametrize("p", [1.0, 2.0, INF])
@@ -123,6 +127,7 @@ def test_second_derivatives_that_jump_are_covered(name) -> None:
     assert float(found) > 0.5 * float(bound)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=5),
@@ -154,8 +159,9 @@ def test_weights_of_any_size(scale) -> None:
     block = network.blocks[0]
     scaled = Network.of_blocks((block.read_out(scale * feed_forward((2, 2, 2), SMOOTH["tanh"]).blocks[0].W),))
     search = CurvatureSearch(scaled.all_differences(), 2.0, 2.0, scalars=True, steps=5)
+    found = search.everywhere(8)
     for name in ("compositional", "unrolled", "crc"):
-        assert_above(curvature(scaled, method=name, pair="all").value, search.everywhere(8), name)
+        assert_above(curvature(scaled, method=name, pair="all").value, found, name)
 
 
 def test_a_batch_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def jacobian_of_neurons(network: Network, k: int, x: torch.Tensor) -> torch.Tens
     return J.flatten(2).transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_nothing_leaves_the_enclosure(case) -> None:
     network = case.make()

@@ -57,6 +57,7 @@ def distance_to_boundary(f: Network, x: Tensor) -> float:
     return float(first.min())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_radii_are_below_every_distance_found(seed) -> None:
     network = feed_forward((2, 4, 3), TANH, seed=seed)
