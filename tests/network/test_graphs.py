@@ -107,7 +107,7 @@ def test_a_graph_says_where_it_is_no_chain(graph: Graph) -> None:
     assert "nodes" in repr(network)
     with pytest.raises(UnsupportedBlock, match="is not supported"):
         _ = network.blocks
-    with pytest.raises((UnsupportedBlock, UnsupportedActivation), match="is not supported|has a kink"):
+    with pytest.raises((UnsupportedBlock, UnsupportedActivation), match=r"is not supported|has a kink"):
         curvcert.curvature(network)
     with pytest.raises(UnsupportedBlock, match="is not supported"):
         curvcert.certify(network, inputs(network))
