@@ -905,6 +905,15 @@ GRAPHS = (
         "Members of a level that move together are bounded one by one.",
     ),
     Fault(
+        "two-activations-of-a-value-counted-once",
+        "bounds/lipschitz/growth.py",
+        "targets = tuple(self._nodes[number].sources[0] for number in level)",
+        "targets = tuple({self._nodes[number].sources[0] for number in level})",
+        (GROWTH,),
+        "several",
+        "What several activations of one value leave is bounded as if there were one.",
+    ),
+    Fault(
         "the-joint-norm-of-a-level-without-its-slopes",
         "bounds/lipschitz/growth.py",
         "joint = side_by_side([self._rest(number) * paths[number] for number in members])",

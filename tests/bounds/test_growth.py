@@ -111,6 +111,13 @@ def test_the_z_form_is_below_the_published_recursion() -> None:
     assert float(liplt(network)) == pytest.approx(111.906, rel=1e-4)
 
 
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 4.0, math.inf])
+def test_several_activations_of_one_value(p: float) -> None:
+    """tanh(x) + tanh(x) has the slope 2, however the two are bounded together."""
+    x = start((1,), torch.device("cpu"))
+    assert float(liplt(finished(x.activate(TANH, "a").plus(x.activate(TANH, "b"), "sum")), p)) == pytest.approx(2.0)
+
+
 def test_two_activations_in_a_branch_by_hand() -> None:
     """x + v tanh(w tanh(u x)) in one dimension: Z = 1 + v (w u / 4 + w u / 4 + w u / 2) / ... written out."""
     u, w, v = 2.0, 3.0, 0.5

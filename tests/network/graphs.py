@@ -125,6 +125,14 @@ def sines(draw: Draw, x: Value) -> Value:
     return draw.dense(concat([first, draw.layer(first, 4, SIN)]), 3)
 
 
+def two_activations(draw: Draw, x: Value) -> Value:
+    """Values with two activations each, one of them slow."""
+    for _ in range(2):
+        z = draw.dense(x, 3, 1.5)
+        x = concat([z.activate(TANH, "tanh"), z.activate(SILU, "silu")])
+    return draw.dense(x, 3)
+
+
 def kinks(draw: Draw, x: Value) -> Value:
     """A residual block of two rectifiers."""
     return draw.dense(x.plus(draw.dense(draw.layer(draw.layer(x, 5, RELU), 5, RELU), x.shape[0]), "skip"), 3)
@@ -157,7 +165,7 @@ class Graph:
 
 GRAPHS = [
     Graph(make.__name__.replace("_", " "), make)
-    for make in (nested_residual, dense_net, u_net, input_convex, rk4, ensemble, sines, kinks, tangled)
+    for make in (nested_residual, dense_net, u_net, input_convex, rk4, ensemble, sines, two_activations, kinks, tangled)
 ]
 IDS = [graph.name for graph in GRAPHS]
 

@@ -147,7 +147,8 @@ class Growth:
     def _together(self, level: Level) -> Tensor:
         """Bound the pre-activations of a level as one vector, given all levels below it."""
         p = self._problem.p
-        targets = tuple(dict.fromkeys(self._nodes[number].sources[0] for number in level))
+        # Two activations of one value count it twice: what they leave is as long as the value beside itself.
+        targets = tuple(self._nodes[number].sources[0] for number in level)
         alone = torch.stack([self.of(target) for target in targets])
         if len(targets) == 1:
             return alone[0]
