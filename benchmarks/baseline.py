@@ -119,13 +119,11 @@ class Worse:
         return f"Worse({self.key}: {self.before:.8g} -> {self.after:.8g}, {100 * by:.3g}% {side})"
 
 
-def measured(name: str) -> Values:
-    """Return every value of one network, by key: NETWORK/QUANTITY/METHOD/p=P/..."""
-    with torch.random.fork_rng(devices=[]):
-        subject = SUBJECTS[name]
-        network, x = subject.network(), subject.points()
-        found = {**_bounds(subject, network, x), **_radii(subject, network, x)}
-    return {f"{name}/{key}": float(f"{value:.12g}") for key, value in found.items() if not math.isnan(value)}
+def measured(subject: Subject) -> Values:
+    """Return every value that is asked of one network, by key: NETWORK/QUANTITY/METHOD/p=P/..."""
+    network, x = subject.network(), subject.points()
+    found = {**_bounds(subject, network, x), **_radii(subject, network, x)}
+    return {f"{subject.name}/{key}": float(f"{value:.12g}") for key, value in found.items() if not math.isnan(value)}
 
 
 def _bounds(subject: Subject, network: Network, x: Tensor) -> Values:
@@ -274,7 +272,7 @@ def of_networks(values: Mapping[str, float], names: Iterable[str]) -> Values:
     return {key: value for key, value in values.items() if key.split("/")[0] in wanted}
 
 
-def not_given_up(worse: Iterable[Worse], settled: Iterable[str], given_up: Iterable[GivenUp] = GIVEN_UP) -> list[Worse]:
+def not_given_up(worse: Iterable[Worse], settled: Iterable[str], given_up: Iterable[GivenUp]) -> list[Worse]:
     """Return what got worse and stands in no entry of the list that is still to be taken in."""
     done = set(settled)
     patterns = [pattern for entry in given_up if entry.heading not in done for pattern in entry.keys]
@@ -285,7 +283,7 @@ def _timed(name: str) -> tuple[Values, float]:
     """Measure a network on one core; return the values and the seconds of processor time."""
     torch.set_num_threads(1)
     start = time.process_time()
-    return measured(name), time.process_time() - start
+    return measured(SUBJECTS[name]), time.process_time() - start
 
 
 def measured_one_by_one(names: Sequence[str], workers: int, console: Console) -> Values:
@@ -319,7 +317,7 @@ def _compare_values(options: argparse.Namespace, console: Console) -> bool:
         for method in missing:
             console.print(f"{method} has no value in the record: measure all with --write")
         return not worse and not missing
-    refused = not_given_up(worse, settled)
+    refused = not_given_up(worse, settled, GIVEN_UP)
     if refused:
         console.print(f"Nothing is recorded: {len(refused)} of those that got worse stand in no entry of GIVEN_UP.")
         return False
