@@ -336,9 +336,7 @@ def _write_values(values: Mapping[str, float]) -> None:
 
 def _compare_speed(options: argparse.Namespace, console: Console) -> bool:
     """Time, compare and, if asked to, record; return whether all is well."""
-    ratios, config = measured_ratios()
-    for key, ratio in ratios.items():
-        console.print(f"{key}: {ratio:.4g}")
+    ratios, config = measured_ratios(partial(console.print, highlight=False))
     if options.write:
         harness.write_record(SPEED_NAME, f"{COMMAND} --speed --write", 0, config, {"ratios": ratios})
         return True
@@ -368,7 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=SUBJECTS, metavar="NAME", help="default: all of them")
     parser.add_argument("--workers", type=int, default=2, help="processes; the values are the same for any number")
-    parser.add_argument("--speed", action="store_true", help="ratios of times instead of values, on two cores")
+    parser.add_argument("--speed", action="store_true", help="ratios of times instead of values")
     parser.add_argument("--write", action="store_true", help="replace the record")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
