@@ -17,6 +17,8 @@ from curvcert.rounding import gamma, inflate
 
 GLOBAL_LIPSCHITZ = ("product", "liplt", "lipsdp-recursion")
 GLOBAL_CURVATURE = ("compositional", "unrolled", "crc")
+METHODS = ("auto", "lipschitz", "anchored", "local", "line", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
+"""What `certify` can be asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +77,8 @@ def pair_deviations(pairs: Problem) -> Tensor:
 
 def require_method(method: str) -> None:
     """Raise unless the method is one that `certify` knows."""
-    known = ("auto", "lipschitz", "anchored", "local", "line", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
-    if method not in known:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(known)}.")
+    if method not in METHODS:
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(METHODS)}.")
 
 
 def _pairs(network: Network) -> int:
