@@ -23,6 +23,7 @@ Reference: Fazlyab et al. (NeurIPS 2023); Entesari et al. (ICML 2024), equation 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,6 +44,14 @@ NormOf = Callable[[AbstractLinearMap], Tensor]
 
 _GLIMPSE_STEPS = 8
 """Power-iteration steps of a norm that is only glimpsed, from below."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """The constant of a block, and whether the sum of its terms cannot be less."""
+
+    constant: Tensor
+    settled: bool
 
 
 class Growth:
@@ -117,13 +126,12 @@ class Growth:
         node = self._nodes[value]
         match node:
             case AffineNode():
+                whole = self._of_block(value, outer, last)
+                if whole is not None and whole.settled:
+                    return whole.constant
                 terms = [outer(term.map) * self._step(term.source) for term in node.terms]
                 total = inflate(torch.stack(terms).sum(dim=0), gamma(2 * len(terms)))
-                found = block_at(self._nodes, value)
-                if found is None:
-                    return total
-                whole = block_product(found.block, self._problem, self._norms, last) * self.of(found.start)
-                return torch.minimum(total, inflate(whole, 0.0))
+                return total if whole is None else torch.minimum(total, whole.constant)
             case ElementwiseNode():
                 steepest = max(map(abs, node.activation.slope)) * self.before(value)
                 return (
@@ -137,6 +145,18 @@ class Growth:
             case _:
                 one = torch.ones((), dtype=torch.float64, device=self._problem.network.device)
                 return outer(self._paths.to(value)[value]) if last else one
+
+    def _of_block(self, value: int, outer: NormOf, last: bool) -> "_Whole | None":
+        """Bound the end of a residual block by the block's own constant, or None where no block ends."""
+        found = block_at(self._nodes, value)
+        if found is None:
+            return None
+        start = self.of(found.start)
+        constant = inflate(block_product(found.block, self._problem, self._norms, last) * start, 0.0)
+        if not isinstance(self._norms, NormBounds):  # estimates are not looked at: that would wait for the device
+            return _Whole(constant, settled=False)
+        # The skip is a term of the sum, which then cannot give less, and costs a norm of the branch.
+        return _Whole(constant, settled=bool((constant <= outer(found.block.H) * start * (1 + 1e-9)).all()))
 
     def before(self, number: int) -> Tensor:
         """Return the constant of the pre-activation of a nonlinear node, alone or as part of its level."""
