@@ -30,7 +30,9 @@ PASSES = MANY_POINTS // POINTS
 """Passes over the points that make one turn of the yardstick: long enough to time beside a certificate of seconds."""
 
 REPEATS = {"compositional": 15, "auto": 3}
-"""How often each method of `certify` has its turn."""
+"""How often a certificate by each method has its turn."""
+
+CONSTANTS_REPEATS = 11
 
 STEP_WIDTHS, STEP_BATCH, STEP_REPEATS = (784, *(100,) * 5, 10), 256, 50
 THREADS = 1
@@ -70,7 +72,14 @@ def measured_ratios(say: Callable[[str], object]) -> tuple[dict[str, float], dic
         torch.set_num_threads(threads)
     took = ratios(timings, "plain")
     found |= _said({f"training-step/{key}": ratio for key, ratio in took.items() if key != "plain"}, say)
-    config = {"threads": THREADS, "repeats": REPEATS, "points": POINTS, "many_points": MANY_POINTS, "allowed": ALLOWED}
+    config = {
+        "threads": THREADS,
+        "repeats": REPEATS,
+        "constants_repeats": CONSTANTS_REPEATS,
+        "points": POINTS,
+        "many_points": MANY_POINTS,
+        "allowed": ALLOWED,
+    }
     return found, config | {"step_widths": list(STEP_WIDTHS), "step_batch": STEP_BATCH, "step_repeats": STEP_REPEATS}
 
 
@@ -90,15 +99,14 @@ def _of_network(name: str, method: str) -> dict[str, float]:
         for _ in range(PASSES):
             jacobians(network, x)
 
-    calls: dict[str, Callable[[], object]] = {
-        "jacobian": yardstick,
-        "certificate": partial(certifier(network, method=method), x, progress=False),
-        "constants": partial(certifier, network, method=method),
-    }
-    # Without a warm-up: the certifier above was one, and a median of three leaves out one slow turn.
-    took = ratios(time_interleaved(calls, REPEATS[method], warmup=0), "jacobian")
+    def in_yardsticks(call: Callable[[], object], repeats: int) -> float:
+        # Without a warm-up: the certifier below was one, and a median leaves out a slow first turn.
+        timings = time_interleaved({"jacobian": yardstick, "call": call}, repeats, warmup=0)
+        return ratios(timings, "jacobian")["call"]
+
+    certificate = partial(certifier(network, method=method), x, progress=False)
     # The yardstick is as many Jacobians as constants are compared with, and PASSES times those of the points.
     return {
-        f"{name}/certificate/{method}": PASSES * took["certificate"],
-        f"{name}/constants/{method}": took["constants"],
+        f"{name}/certificate/{method}": PASSES * in_yardsticks(certificate, REPEATS[method]),
+        f"{name}/constants/{method}": in_yardsticks(partial(certifier, network, method=method), CONSTANTS_REPEATS),
     }
