@@ -3,9 +3,10 @@ r"""The constants of a plain chain of layers, all at once: the recursions as tri
 For :math:`x_{k+1} = \Phi_k(W_k x_k + b_k)`, k < m, and :math:`f = V x_m`, with slopes :math:`\mu_k \pm \rho_k` and
 :math:`N_{kj} = \|W_k \cdots W_j\|`, LipLT is
 
-.. math:: L_{k+1} = \mu_k \cdots \mu_0 N_{k0} + \sum_{j \le k} \rho_j\, \mu_k \cdots \mu_{j+1} N_{k,j+1} N_{jj} L_j,
+.. math:: Z_k = \mu_{k-1} \cdots \mu_0 N_{k0} + \sum_{j < k} \rho_j\, \mu_{k-1} \cdots \mu_{j+1} N_{k,j+1} Z_j, \qquad
+          L_{k+1} = (|\mu_k| + \rho_k) Z_k,
 
-linear in L and triangular; so is its mirror image for the gradients of :math:`f_i - f_j` with respect to the
+linear in Z and triangular; so is its mirror image for the gradients of :math:`f_i - f_j` with respect to the
 activations, :math:`\gamma_k`, and the paper's recursion for the curvature.  The numbers are those of the recursions in
 `bounds`, with norms by power iteration (only the last block's own curvature has no choice of inner norms here); a step
 takes a few dozen small operations instead of hundreds, which is what counts on a GPU.  Estimates: for training, never
@@ -79,19 +80,18 @@ class ChainConstants(nn.Module):
         m, device, dtype = len(chain.maps), chain.last.device, chain.last.dtype
         self.stack = StackedNorms([*chain.maps, chain.last])
         self._spans = {interval: number for number, interval in enumerate(self.stack.intervals)}
-        self._one = len(self._spans)
         forward = _coefficients(m, self._prefix_entry)
         backward = _coefficients(m, self._tail_entry)
         for name, (weights, index) in {"prefix": forward, "tail": backward}.items():
             self.register_buffer(f"_{name}_weights", torch.tensor(weights, dtype=dtype, device=device), False)
             self.register_buffer(f"_{name}_index", torch.tensor(index, device=device), False)
-        starts = [self._starting(k) for k in range(m + 1)]
+        starts = [(self._mu(0, k - 1), self._spans[0, k]) for k in range(m)]
         self.register_buffer("_start_weights", torch.tensor([w for w, _ in starts], dtype=dtype, device=device), False)
         self.register_buffer("_start_index", torch.tensor([s for _, s in starts], device=device), False)
         diagonal = [self._spans[k, k] for k in range(m + 1)]
         self.register_buffer("_diagonal", torch.tensor(diagonal, device=device), False)
         self.register_buffer("_c", torch.tensor(chain.c, dtype=dtype, device=device), False)
-        slopes = [mu + rho for mu, rho in zip(chain.mu, chain.rho, strict=True)][:-1]
+        slopes = [abs(mu) + rho for mu, rho in zip(chain.mu, chain.rho, strict=True)]
         self.register_buffer("_slopes", torch.tensor(slopes, dtype=dtype, device=device), False)
         for k, op in enumerate(chain.maps if block_bound == "hadamard" else ()):
             if _matrix(op) is not None:
@@ -108,20 +108,16 @@ class ChainConstants(nn.Module):
         return product
 
     def _prefix_entry(self, row: int, j: int) -> tuple[float, int] | None:
-        """Return weight and norm of the term with L_j in L_row; N_jj multiplies it later."""
-        k = row - 1
-        if not 0 <= j <= k:
+        """Return weight and norm of the term with Z_j in Z_row."""
+        if not j < row:
             return None
-        return self.chain.rho[j] * self._mu(j + 1, k), self._spans[j + 1, k] if j < k else self._one
+        return self.chain.rho[j] * self._mu(j + 1, row - 1), self._spans[j + 1, row]
 
     def _tail_entry(self, k: int, j: int) -> tuple[float, int] | None:
         """Return weight and norm of the term with gamma_j in gamma_k."""
         if not k < j < len(self.chain.maps):
             return None
         return self.chain.rho[j] * self._mu(k + 1, j - 1), self._spans[k + 1, j]
-
-    def _starting(self, row: int) -> tuple[float, int]:
-        return (1.0, self._one) if row == 0 else (self._mu(0, row - 1), self._spans[0, row - 1])
 
     def restart(self) -> None:
         """Put all vectors back to their fixed start."""
@@ -146,7 +142,7 @@ class ChainStep:
     def __init__(self, owner: ChainConstants, norms: Tensor, longest: Sequence[Tensor | None]) -> None:
         """Read constants from the norms of all intervals, and from the longest rows of the dense layers."""
         self._owner, self._chain, self._longest = owner, owner.chain, longest
-        self._norms = torch.cat([norms, norms.new_ones(1)])
+        self._norms = norms
         self._layer = self._norms[self._get("_diagonal")]
 
     @property
@@ -160,12 +156,16 @@ class ChainStep:
         return found
 
     @lazily
-    def _prefixes(self) -> Tensor:
-        """L_0, ..., L_m: the constants of x -> x_k."""
+    def _reached(self) -> Tensor:
+        """Z_0, ..., Z_{m-1}: the constants of x -> W_k x_k."""
         m = len(self._chain.maps)
         A = self._get("_prefix_weights") * self._norms[self._get("_prefix_index")]
-        A = A[: m + 1, : m + 1] * torch.cat([self._layer[:m], self._layer.new_zeros(1)])
-        return _solve_unit_lower(A, self._get("_start_weights") * self._norms[self._get("_start_index")])
+        return _solve_unit_lower(A[:m, :m], self._get("_start_weights") * self._norms[self._get("_start_index")])
+
+    @lazily
+    def _prefixes(self) -> Tensor:
+        """L_0, ..., L_m: the constants of x -> x_k."""
+        return torch.cat([self._reached.new_ones(1), self._get("_slopes") * self._reached])
 
     @lazily
     def lipschitz(self) -> Tensor:
@@ -174,14 +174,14 @@ class ChainStep:
         total = self._owner._mu(0, m - 1) * self._norms[spans[0, m]]
         for j in range(m):
             reach = chain.rho[j] * self._owner._mu(j + 1, m - 1) * self._norms[spans[j + 1, m]]
-            total = total + reach * self._layer[j] * self._prefixes[j]
+            total = total + reach * self._reached[j]
         return total
 
     @lazily
     def curvature(self) -> Tensor:
         """The l2 curvature of the whole network, by the paper's Algorithm 1."""
         chain, m, L = self._chain, len(self._chain.maps), self._prefixes
-        slopes = self._get("_slopes")
+        slopes = self._get("_slopes")[:-1]
         spans, last = self._owner._spans, self._layer[m - 1] * self._layer[m]
         behind = chain.mu[-1] * self._norms[spans[m - 1, m]] + chain.rho[-1] * last
         steps = torch.cat([slopes * self._layer[: m - 1], behind[None]])
@@ -197,10 +197,7 @@ class ChainStep:
         rows = self._pair_rows
         total = self._owner._mu(0, m - 1) * rows[m]
         for j in range(m):
-            total = (
-                total
-                + chain.rho[j] * self._owner._mu(j + 1, m - 1) * self._layer[j] * self._prefixes[j] * rows[m - 1 - j]
-            )
+            total = total + chain.rho[j] * self._owner._mu(j + 1, m - 1) * self._reached[j] * rows[m - 1 - j]
         return total
 
     @lazily

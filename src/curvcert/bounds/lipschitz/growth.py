@@ -131,6 +131,8 @@ class Growth:
                     return whole.constant
                 terms = [outer(term.map) * self._step(term.source) for term in node.terms]
                 total = inflate(torch.stack(terms).sum(dim=0), gamma(2 * len(terms)))
+                if last and len(node.terms) == 1 and isinstance(self._nodes[node.sources[0]], AffineNode):
+                    total = torch.minimum(total, self._behind_a_sum(node, outer))
                 return total if whole is None else torch.minimum(total, whole.constant)
             case ElementwiseNode():
                 steepest = max(map(abs, node.activation.slope)) * self.before(value)
@@ -157,6 +159,13 @@ class Growth:
             return _Whole(constant, settled=False)
         # The skip is a term of the sum, which then cannot give less, and costs a norm of the branch.
         return _Whole(constant, settled=bool((constant <= outer(found.block.H) * start * (1 + 1e-9)).all()))
+
+    def _behind_a_sum(self, node: AffineNode, outer: NormOf) -> Tensor:
+        """Bound a last map behind a sum term by term: a row that the terms share may be short for each of them."""
+        (term,), source = node.terms, self._nodes[node.terms[0].source]
+        assert isinstance(source, AffineNode)
+        parts = [outer(term.map @ inner.map) * self._step(inner.source) for inner in source.terms]
+        return inflate(torch.stack(parts).sum(dim=0), gamma(2 * len(parts)))
 
     def before(self, number: int) -> Tensor:
         """Return the constant of the pre-activation of a nonlinear node, alone or as part of its level."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from curvcert.certificates.checker import curvature, lipschitz
 from curvcert.certificates.checker.evaluation import Sizes, norms_of
-from curvcert.certificates.checker.lipschitz import Linear, Metric
+from curvcert.certificates.checker.lipschitz import Linear, Metric, Reached
 from curvcert.certificates.checker.model import Model
 from curvcert.certificates.checker.outward import Array, row_lengths, up
 
@@ -34,9 +34,14 @@ class Facts:
         return self._parts(2.0)
 
     @cached_property
+    def reached(self) -> Reached:
+        """Lipschitz constants of all inner values, in l2."""
+        return lipschitz.reached(self.model, self.parts, 2.0)
+
+    @property
     def prefixes(self) -> list[float]:
         """Lipschitz constants up to every piece, in l2."""
-        return lipschitz.prefixes(self.parts, 2.0)
+        return self.reached.before
 
     @cached_property
     def metrics(self) -> list[Metric] | None:
@@ -86,12 +91,12 @@ class Facts:
         n = self.model.pieces[0].inputs
         found = up(found * (np.sqrt(n) if p == np.inf else 1.0), 8)
         parts = self._parts(p)
-        own = lipschitz.pair_constants(self.model, parts, lipschitz.prefixes(parts, p), p)
+        own = lipschitz.pair_constants(self.model, parts, lipschitz.reached(self.model, parts, p), p)
         return self.table(np.minimum(found, own))
 
     @cached_property
     def _euclidean(self) -> Array:
-        found = lipschitz.pair_constants(self.model, self.parts, self.prefixes, 2.0)
+        found = lipschitz.pair_constants(self.model, self.parts, self.reached, 2.0)
         if self.metrics is None:
             return found
         return np.minimum(found, lipschitz.lipsdp_constants(self.model, self.metrics[-1]))

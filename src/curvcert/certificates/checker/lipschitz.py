@@ -4,7 +4,8 @@ r"""Global Lipschitz constants, derived afresh: products of norms, the loop tran
   largest absolute slope; one of the form :math:`A(x - W^T D \Phi(Wx + b))` with slopes in [0, beta] has, beside A,
   :math:`L^2 \le 1 + (\rho - 2/\beta)_+ \beta^2 \rho`, :math:`\rho = \|D^{1/2} W\|^2`.
 - With :math:`\phi = \mu z + \psi`, :math:`\mu` the middle slope, :math:`\psi` is :math:`(\beta - \alpha)/2`-Lipschitz
-  and a difference is the product of the :math:`\hat H_k = H_k + \mu_k G_k W_k` plus one term for each :math:`\psi`.
+  and a difference is the product of the :math:`\hat H_k = H_k + \mu_k G_k W_k` plus one term for each :math:`\psi`, as
+  far as its own z moves.
 - LipSDP: if :math:`\|\Delta a\|_X \le \|\Delta x\|` before a layer and :math:`S = W X^{-1} W^T`, then behind it the
   same holds with :math:`X' = t I - t^2 \tfrac{(\alpha + \beta)^2}{4} S (I + t \alpha\beta S)^{-1}` for any t > 0 that
   makes it positive definite: the sector inequality of every neuron with the multiplier t, and a Schur complement.
@@ -134,34 +135,62 @@ def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed
     return up(found, 8)
 
 
-def prefixes(parts: list[Linear], p: float) -> list[float]:
-    """Return Lipschitz constants of x -> x_k in p -> p, for the input of every piece."""
-    found = [1.0]
-    for k in range(len(parts) - 1):
-        total, tail = 0.0, None
-        for part, L in zip(parts[k::-1], found[k::-1], strict=True):
-            if part.radius:
-                total += part.radius * operator_norm(times(tail, part.outer), p) * part.W * L
-            tail = times(tail, part.linear)
-        total += operator_norm(tail, p)
-        found.append(min(raised(total, 8 * (k + 2)), raised(found[-1] * parts[k].product)))
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """Lipschitz constants in p -> p: of x -> x_k, the input of every piece, and of x -> W x_k, 0 without a W."""
+
+    before: list[float]
+    inner: list[float]
+
+
+def reached(model: Model, parts: list[Linear], p: float) -> Reached:
+    """Carry the loop transformation on what the activations are applied to, and on the inputs of the pieces."""
+    found = Reached([1.0], [])
+    for k, (piece, part) in enumerate(zip(model.pieces, parts, strict=True)):
+        L = found.before[-1]
+        inner = 0.0
+        if piece.act is not None:
+            inner = min(_sum(parts[:k], found.inner, piece.W, p), raised(part.W * L))
+        found.inner.append(inner)
+        if k == len(parts) - 1:
+            break
+        constant = raised(L * part.product)
+        if piece.act is not None and piece.H is None:
+            constant = min(constant, raised(piece.act.steepest * part.G * inner))
+        if piece.act is None or piece.H is not None or piece.G is not None:
+            constant = min(constant, _sum(parts[: k + 1], found.inner, None, p))
+        found.before.append(constant)
     return found
 
 
-def pair_constants(model: Model, parts: list[Linear], before: list[float], p: float) -> Array:
+def _sum(parts: list[Linear], inner: list[float], tail: Factor, p: float) -> float:
+    """Bound what comes through pieces and a last map: all of it about the middle slopes, and each psi's share."""
+    total = 0.0
+    for part, Z in zip(reversed(parts), reversed(inner[: len(parts)]), strict=True):
+        if part.radius:
+            total += part.radius * operator_norm(times(tail, part.outer), p) * Z
+        tail = times(tail, part.linear)
+    return raised(total + operator_norm(tail, p), 8 * (len(parts) + 2))
+
+
+def pair_constants(model: Model, parts: list[Linear], found: Reached, p: float) -> Array:
     """Return Lipschitz constants of all f_i - f_j, i < j: the loop transformation and the product, the least."""
-    dual = DUAL[p]
-    rows, _, _ = pair_rows(model.pieces[-1], None, model.classes)
+    dual, last = DUAL[p], model.pieces[-1]
+    rows, outer, skip = pair_rows(last, None, model.classes)
     total, tail = np.zeros(len(rows)), Enclosed(rows)
-    for part, L in zip(reversed(parts), reversed(before), strict=True):
+    for part, Z in zip(reversed(parts), reversed(found.inner), strict=True):
         if part.radius:
             reach = times(tail, part.outer)
             assert reach is not None
-            total = total + part.radius * row_lengths(reach, dual) * part.W * L
+            total = total + part.radius * row_lengths(reach, dual) * Z
         if part.linear is not None:
             tail = product(tail, part.linear)
     total = up(total + row_lengths(tail, dual), 8 * (len(parts) + 2))
-    return np.minimum(total, up(last_steps(model, parts[-1], p) * before[-1], 8))
+    total = np.minimum(total, up(last_steps(model, parts[-1], p) * found.before[-1], 8))
+    if last.act is None:
+        return total
+    step = np.zeros(len(rows)) if skip is None else row_lengths(skip, dual) * found.before[-1]
+    return np.minimum(total, up(step + last.act.steepest * row_lengths(outer, dual) * found.inner[-1], 8))
 
 
 @dataclass(frozen=True, eq=False)
