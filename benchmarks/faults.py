@@ -784,8 +784,8 @@ CHECKS = (
     Fault(
         "the-checkers-last-term-alone",
         "certificates/checker/lipschitz.py",
-        "total += part.radius * operator_norm(times(tail, part.outer), p) * part.W * L",
-        "total = part.radius * operator_norm(times(tail, part.outer), p) * part.W * L",
+        "total += part.radius * operator_norm(times(tail, part.outer), p) * Z",
+        "total = part.radius * operator_norm(times(tail, part.outer), p) * Z",
         (CHECKER, HOSTILE),
         "deeper",
         "The checker's prefix constants leave out a layer.",

@@ -29,7 +29,7 @@ from curvcert.falsifier import (
 )
 from curvcert.falsifier.counterexample_file import KIND, VERSION
 from curvcert.falsifier.random_networks import FAMILIES, KINKED, SMOOTH, Draw, random_network
-from curvcert.network import Block
+from curvcert.network import Block, Network
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.falsifier.tight import neuron, shortened, slope, tensor
 from tests.hostile import mutations
@@ -143,7 +143,7 @@ def test_a_declared_activation_cannot_be_saved(tmp_path) -> None:
     (block,) = example.network.blocks
     declared = replace(block, activation=replace(block.activation, name="mine"))
     with pytest.raises(UnsupportedActivation):
-        save_counterexample(replace(example, network=replace(example.network, blocks=(declared,))), tmp_path / "file")
+        save_counterexample(replace(example, network=Network.of_blocks((declared,))), tmp_path / "file")
 
 
 @pytest.mark.parametrize(("change", "reason"), [
