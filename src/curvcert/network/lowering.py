@@ -40,6 +40,7 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
     >>> @lower.register
     ... def _(module: Doubled, value: Value, path: str) -> Value:
     ...     return scale_by(value, torch.tensor(2.0))
+    >>> import torch
     >>> from curvcert.network.builder import start
     >>> lower(Doubled(), start((3,), torch.device("cpu")), "doubled").shape
     (3,)
