@@ -100,10 +100,7 @@ class Growth:
 
     def _bounded(self, value: int, outer: NormOf, last: bool) -> Tensor:
         """Return the least of a node's own constant and the sum over paths; `outer` measures maps that end here."""
-        # Level by level, so that each finds those below it, and deep networks need no deep recursion.
-        for level in self._levels if self._look_back else ():
-            if level not in self._of_level and all(number < value for number in level):
-                self._of_level[level] = self._together(level)
+        self._prepare(value)
         node = self._nodes[value]
         layerwise = self._layerwise(value, outer, last)
         # Of an input, of max-pooling and of an activation the sum over paths says no more than the node's own constant.
@@ -115,6 +112,21 @@ class Growth:
             if not bool((self._sum((value,), _glimpsed, quick) < layerwise).any()):
                 return layerwise
         return torch.minimum(layerwise, inflate(self._sum((value,), self._norm, outer), self._slack))
+
+    def _prepare(self, value: int) -> None:
+        """Bound what comes before a value, from the input on: deep networks then need no deep recursion.
+
+        Level by level, so that each finds those below it; without sums over paths, what is not inside a block.
+        """
+        if self._look_back:
+            for level in self._levels:
+                if level not in self._of_level and all(number < value for number in level):
+                    self._of_level[level] = self._together(level)
+        elif not self._values:
+            inside = {source for k in range(value) if block_at(self._nodes, k) for source in self._nodes[k].sources}
+            for k, node in enumerate(self._nodes[:value]):
+                if not isinstance(node, AffineNode) and k not in inside or block_at(self._nodes, k):
+                    self._values[k] = self._bounded(k, self._norm, last=False)
 
     @property
     def _slack(self) -> float:
