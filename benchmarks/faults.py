@@ -184,11 +184,11 @@ OPERATORS = (
 LIPSCHITZ_BOUNDS = (
     Fault(
         "half-the-radius-of-the-slopes",
-        "bounds/lipschitz/liplt.py",
-        "rho = math.nextafter(max(beta - mu, mu - alpha), math.inf)",
-        "rho = math.nextafter(max(beta - mu, mu - alpha) / 2, math.inf)",
-        (LIPSCHITZ, SLOPES),
-        "one_dimensional or unusual",
+        "propagation/path_maps.py",
+        "return math.nextafter(max(beta - mu, mu - alpha), math.inf)",
+        "return math.nextafter(max(beta - mu, mu - alpha) / 2, math.inf)",
+        (GROWTH,),
+        "by_hand or several",
         "LipLT covers only half of the slopes.",
     ),
     Fault(

@@ -69,14 +69,16 @@ def test_the_exact_values_are_enclosed(graph: Graph, scale: float) -> None:
 
 
 def test_the_rounding_of_every_term_is_enclosed() -> None:
-    """A first term without rounding, beside one that cancels to half a unit in the last place."""
+    """A first term that hardly rounds, and a second that does, before the sum of both rounds again."""
     x, third = start((1,), torch.device("cpu")), torch.full((1, 1), 1 / 3, dtype=F64)
     network = finished(x.activate(TANH, "t").plus(x.linear(Dense(third)), "sum"))
-    point = torch.full((1, 1), 1e8 + 1 / 7, dtype=F64)
+    # A third of these is just above a power of two, where rounding is largest beside the number itself.
+    points = 3 * 2.0**25 + torch.arange(300, dtype=F64)[:, None] / 7
+    computed = evaluate_with_error(network, points).output
     with mpmath.workdps(50):
-        computed, truth = evaluate_with_error(network, point).output, exact_values(network, point[0])[-1][0]
-        assert abs(mpmath.mpf(float(computed.value)) - truth) <= mpmath.mpf(float(computed.error))
-        assert float(computed.error) >= 1e-9
+        for point, value, error in zip(points, computed.value, computed.error, strict=True):
+            truth = exact_values(network, point)[-1][0]
+            assert abs(mpmath.mpf(float(value)) - truth) <= mpmath.mpf(float(error))
 
 
 @every_graph
