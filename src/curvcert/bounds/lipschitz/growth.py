@@ -125,7 +125,7 @@ class Growth:
         elif not self._values:
             inside = {source for k in range(value) if block_at(self._nodes, k) for source in self._nodes[k].sources}
             for k, node in enumerate(self._nodes[:value]):
-                if not isinstance(node, AffineNode) and k not in inside or block_at(self._nodes, k):
+                if block_at(self._nodes, k) or not (isinstance(node, AffineNode) or k in inside):
                     self._values[k] = self._bounded(k, self._norm, last=False)
 
     @property
