@@ -52,6 +52,8 @@ FIXED = (
     replace(SUBJECTS["orthogonal-fold"], norms=(2.0,)),
     replace(SUBJECTS["linear"], norms=(2.0, math.inf)),
 )
+
+pytestmark = pytest.mark.slow
 """What `make test` measures: every method in every norm and scope, see below."""
 
 

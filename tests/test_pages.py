@@ -37,6 +37,8 @@ from curvcert.nn import architecture
 from curvcert.training import load_recipe, save_model
 from tests.falsifier.tight import neuron, shortened
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")))
 

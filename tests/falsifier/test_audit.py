@@ -34,6 +34,8 @@ from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.falsifier.tight import neuron, shortened, slope, tensor
 from tests.hostile import mutations
 
+pytestmark = pytest.mark.slow
+
 SMALL = Effort(anchors=2, samples=12, ascents=12, steps=5, dear=0.4)
 TINY = Effort(anchors=1, samples=2, ascents=2, steps=2, dear=0.0, best=0.0)
 
