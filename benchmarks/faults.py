@@ -898,7 +898,7 @@ GRAPHS = (
     Fault(
         "a-level-as-far-as-its-farthest-member",
         "bounds/lipschitz/growth.py",
-        "separate = inflate(torch.linalg.vector_norm(alone, p, dim=0), gamma(64 + len(targets)))",
+        "separate = norm_upper_bound_of_vectors(alone, self._problem.p, 0)",
         "separate = alone.amax(dim=0)",
         (GROWTH,),
         "level_is_bounded",

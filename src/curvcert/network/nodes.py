@@ -50,7 +50,7 @@ class AbstractNode(ABC):
     @final
     def to(self, device: torch.device | str) -> Self:
         """Return the same node on another device."""
-        return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})  # type: ignore
+        return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})  # type: ignore[arg-type, type-var]
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:

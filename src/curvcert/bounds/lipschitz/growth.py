@@ -38,7 +38,7 @@ from curvcert.operators import AbstractLinearMap, NormBounds, Zero
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import TINY, gamma, inflate
+from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
 
 NormOf = Callable[[AbstractLinearMap], Tensor]
 
@@ -109,9 +109,9 @@ class Growth:
             return layerwise
         if self._glimpses:
             quick = outer if last and self._problem.scalars else _glimpsed
-            if not bool((self._sum((value,), _glimpsed, quick) < layerwise).any()):
+            if not bool((self._sum((value,), quick) < layerwise).any()):
                 return layerwise
-        return torch.minimum(layerwise, inflate(self._sum((value,), self._norm, outer), self._slack))
+        return torch.minimum(layerwise, inflate(self._sum((value,), outer), self._slack))
 
     def _prepare(self, value: int) -> None:
         """Bound what comes before a value, from the input on: deep networks then need no deep recursion.
@@ -187,16 +187,15 @@ class Growth:
 
     def _together(self, level: Level) -> Tensor:
         """Bound the pre-activations of a level as one vector, given all levels below it."""
-        p = self._problem.p
         # Two activations of one value count it twice: what they leave is as long as the value beside itself.
         targets = tuple(self._nodes[number].sources[0] for number in level)
         alone = torch.stack([self.of(target) for target in targets])
         if len(targets) == 1:
             return alone[0]
-        separate = inflate(torch.linalg.vector_norm(alone, p, dim=0), gamma(64 + len(targets)))
-        return torch.minimum(separate, inflate(self._sum(targets, self._norm, self._norm), self._slack))
+        separate = norm_upper_bound_of_vectors(alone, self._problem.p, 0)
+        return torch.minimum(separate, inflate(self._sum(targets, self._norm), self._slack))
 
-    def _sum(self, targets: tuple[int, ...], norm: NormOf, outer: NormOf) -> Tensor:
+    def _sum(self, targets: tuple[int, ...], outer: NormOf) -> Tensor:
         """Return the sum over paths to values, as one vector; `outer` measures the maps that end there."""
         maps = [self._paths.to(target) for target in targets]
 
