@@ -43,7 +43,7 @@ from curvcert.bounds.lipschitz.method import AbstractMethod
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.bounds.types import Bound
 from curvcert.certificates import Certificate, certify
-from curvcert.certificates.constants import METHODS as CERTIFICATE_METHODS
+from curvcert.certificates.methods import CERTIFICATE_METHODS
 from curvcert.errors import CurvcertError, SoundnessError
 from curvcert.network import Network
 from curvcert.results import Record
@@ -67,6 +67,8 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {"vector": {}, "logit(0)": {"logit": 
 
 FIELDS = ("lipschitz_radius", "curvature_radius", "local_radius", "attack_radius")
 """What a certificate by "auto" tells beside its radius."""
+
+RADIUS_METHODS = ("auto", *CERTIFICATE_METHODS)
 
 BOUND_METHODS: Mapping[str, Mapping[str, AbstractMethod]] = {
     "lipschitz": LIPSCHITZ_METHODS,
@@ -198,7 +200,7 @@ def _applicable(
 def _radii(subject: Subject, network: Network, x: Tensor) -> Values:
     found: Values = {}
     for p in subject.norms:
-        for method in filter(subject.asks, CERTIFICATE_METHODS):
+        for method in filter(subject.asks, RADIUS_METHODS):
             found |= _radii_by(network, x, p, method)
     return found
 
@@ -270,7 +272,7 @@ def methods_without_values(record: Mapping[str, float]) -> list[str]:
     """Return the methods of the package that the record has no value of, as QUANTITY/METHOD."""
     known = {tuple(key.split("/")[1:3]) for key in record}
     listed = [(quantity, name) for quantity, methods in BOUND_METHODS.items() for name in (*methods, "auto")]
-    listed += [("radius", name) for name in CERTIFICATE_METHODS]
+    listed += [("radius", name) for name in RADIUS_METHODS]
     return ["/".join(method) for method in listed if method not in known]
 
 

@@ -18,9 +18,9 @@ RADII = "tests/certificates/test_radii.py"
 SHELLS = "tests/certificates/test_shell_soundness.py"
 REFERENCE = "tests/certificates/test_shell_reference.py"
 LINES = "tests/certificates/test_line.py"
-CHECKER = "tests/certificates/test_checker.py"
+CHECKER = "tests/checker/test_checker.py"
 HOSTILE = "tests/certificates/test_hostile_files.py"
-CHECKER_LINES = "tests/certificates/test_checker_lines.py"
+CHECKER_LINES = "tests/checker/test_lines.py"
 
 
 @dataclass(frozen=True)
@@ -681,9 +681,9 @@ CERTIFICATES = (
     ),
     Fault(
         "constants-of-another-class",
-        "certificates/certification.py",
-        "L, K = request.constants.L[points.label], request.constants.K[points.label]",
-        "L, K = request.constants.L[0 * points.label], request.constants.K[0 * points.label]",
+        "certificates/methods/method.py",
+        "self.L, self.K = question.constants.L[points.label], question.constants.K[points.label]",
+        "self.L, self.K = question.constants.L[0 * points.label], question.constants.K[0 * points.label]",
         ("tests/certificates/test_certification.py",),
         "interval_closes or best and 2.0",
         "A sample's radii rest on the constants of pairs that it is not in.",
@@ -720,7 +720,7 @@ CERTIFICATES = (
 CHECKS = (
     Fault(
         "a-checker-that-compares-radii-with-themselves",
-        "certificates/checker/check.py",
+        "checker/check.py",
         "proven[rest] = _used_up(pair[rest], g, K[rest], L[rest]) < m",
         "proven[rest] = _used_up(0.5 * pair[rest], g, K[rest], L[rest]) < m",
         (CHECKER, HOSTILE),
@@ -729,7 +729,7 @@ CHECKS = (
     ),
     Fault(
         "a-checker-that-believes-constants",
-        "certificates/checker/check.py",
+        "checker/check.py",
         "short = ~(claimed >= own)  # a NaN of ours is no proof",
         "short = ~(claimed >= 0.9 * own)  # a NaN of ours is no proof",
         (CHECKER, HOSTILE),
@@ -738,7 +738,7 @@ CHECKS = (
     ),
     Fault(
         "a-checker-that-takes-any-input",
-        "certificates/checker/check.py",
+        "checker/check.py",
         '_refuse(hashlib.sha256(content).digest() == claims.inputs[k].tobytes(), "the input is another one")',
         '_refuse(len(hashlib.sha256(content).digest()) == len(claims.inputs[k]), "the input is another one")',
         (CHECKER, HOSTILE),
@@ -747,7 +747,7 @@ CHECKS = (
     ),
     Fault(
         "a-seal-that-is-not-compared",
-        "certificates/checker/files.py",
+        "checker/files.py",
         'if metadata["seal"] != _seal(kind, version, metadata["header"], arrays):',
         'if len(metadata["seal"]) != len(_seal(kind, version, metadata["header"], arrays)):',
         (CHECKER, HOSTILE),
@@ -756,7 +756,7 @@ CHECKS = (
     ),
     Fault(
         "any-network-for-the-certified-one",
-        "certificates/checker/check.py",
+        "checker/check.py",
         "if facts.model.digest != claims.network:",
         "if len(facts.model.digest) != len(claims.network):",
         (CHECKER, HOSTILE),
@@ -765,7 +765,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-eigenvalues-without-their-error",
-        "certificates/checker/outward.py",
+        "checker/outward.py",
         "total = shift + excess + error + n * TINY",
         "total = shift + n * TINY",
         (CHECKER, HOSTILE),
@@ -774,7 +774,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-products-without-rounding",
-        "certificates/checker/outward.py",
+        "checker/outward.py",
         "error = gamma(n + 1) * size\n    if left.error",
         "error = 0.0 * size\n    if left.error",
         (CHECKER, HOSTILE),
@@ -783,7 +783,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-last-term-alone",
-        "certificates/checker/lipschitz.py",
+        "checker/lipschitz.py",
         "total += part.radius * operator_norm(times(tail, part.outer), p) * Z",
         "total = part.radius * operator_norm(times(tail, part.outer), p) * Z",
         (CHECKER, HOSTILE),
@@ -792,7 +792,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-curvature-without-a-square",
-        "certificates/checker/curvature.py",
+        "checker/curvature.py",
         "square = raised(L * L)",
         "square = raised(L)",
         (CHECKER, HOSTILE),
@@ -801,7 +801,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-anchored-constants-for-both-factors",
-        "certificates/checker/anchored.py",
+        "checker/anchored.py",
         "total = total + _bilinear(facts, k, weights) * facts.prefixes[k] * L[k]",
         "total = total + _bilinear(facts, k, weights) * L[k] * L[k]",
         (CHECKER, HOSTILE),
@@ -810,7 +810,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-quotients-to-the-right-only",
-        "certificates/checker/quotients.py",
+        "checker/quotients.py",
         "_to_the_right(views[1][1], -z, units)))\n    lowest",
         "_to_the_right(views[1][0], z, units)))\n    lowest",
         (CHECKER, HOSTILE),
@@ -819,7 +819,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-turns-left-out",
-        "certificates/checker/activations.py",
+        "checker/activations.py",
         "most = np.where(inside, np.maximum(most, turn.high), most)",
         "most = np.where(inside & (turn.low == turn.high), np.maximum(most, turn.high), most)",
         (CHECKER, HOSTILE),
@@ -828,16 +828,16 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-gradients-without-drift",
-        "certificates/checker/evaluation.py",
-        "return up(lengths(backed.inputs, dual, 1) + spread * backed.input_drift, 8)",
-        "return 0.99 * up(lengths(backed.inputs, dual, 1) + spread * backed.input_drift, 8)",
+        "checker/evaluation.py",
+        "return up(lengths(inputs, dual, 1) + spread * backed.drift[0], 8)",
+        "return 0.99 * up(lengths(inputs, dual, 1) + spread * backed.drift[0], 8)",
         (CHECKER, HOSTILE),
         "shells_lose or just_above or false_claim",
         "The checker's gradients are 1% too short.",
     ),
     Fault(
         "the-checkers-shells-without-their-rise",
-        "certificates/checker/shells.py",
+        "checker/shells.py",
         "total = up(total + rise + top * (stop - bend) + 8 * U * top * stop, 16)",
         "total = up(total + top * (stop - bend) + 8 * U * top * stop, 16)",
         (CHECKER, HOSTILE),
@@ -846,7 +846,7 @@ CHECKS = (
     ),
     Fault(
         "the-checkers-line-without-curvature",
-        "certificates/checker/lines.py",
+        "checker/lines.py",
         "along, bent = slope * (alpha - zone.at), raised(0.5 * kappa * zone.squared(alpha), 8)",
         "along, bent = slope * (alpha - zone.at), raised(0.0 * kappa * zone.squared(alpha), 8)",
         (CHECKER_LINES,),

@@ -48,7 +48,7 @@ def gradients(network: Network, p: float, generator: torch.Generator) -> tuple[i
 def margins(network: Network, p: float, generator: torch.Generator) -> tuple[int, int]:
     """Attack margins at 0.999 of the certified radii; return cases and violations."""
     x = torch.randn(POINTS, *network.in_shape, dtype=torch.float64, generator=generator)
-    cert = certify(network, x, p=p, method="local", progress=False)
+    cert = certify(network, x, p=p, method="shell", progress=False)
     attack = pgd(network, x, cert.label, 0.999 * cert.radius, p=p, steps=20, restarts=2)
     return int(cert.correct.sum()), int((attack.broken & cert.correct).sum())
 

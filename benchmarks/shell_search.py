@@ -19,6 +19,7 @@ from curvcert.certificates.shell import Layers, layers_of
 from curvcert.certificates.shell.ball import over_balls
 from curvcert.certificates.shell.centre import at_centres
 from curvcert.certificates.shell.gradient_change import GradientChange, gradient_change
+from curvcert.certificates.shell.layers import reads_alone
 from curvcert.network import Block, Network
 from curvcert.norms import conjugate, steepest_direction, vector_norm
 from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Identity, Reshape, Zero
@@ -122,8 +123,9 @@ class Bounded:
     def variants(self) -> list[Layers]:
         """Return the layers with Jacobians from the first block on that may be, from each later one, and with none."""
         starts: list[int | None] = [None]
-        for k, block in enumerate(self.network.blocks):
-            if not isinstance(block, Block) or block.is_residual:
+        for k, unit in enumerate(self.network.units):
+            block = unit.block
+            if not isinstance(block, Block) or block.is_residual or not reads_alone(self.network, k):
                 break
             starts += [k] if k else []
             if not isinstance(block.G, Identity):

@@ -9,7 +9,8 @@ from curvcert._version import __version__
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
-from curvcert.certificates import Certificate, certify, check_certificate, load_certificate
+from curvcert.certificates import Certificate, certify, load_certificate
+from curvcert.checker import check_certificate
 from curvcert.falsifier import falsify
 from curvcert.network import Network, load_onnx, trace
 from curvcert.network.network_file import save_network

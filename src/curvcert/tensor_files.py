@@ -71,7 +71,9 @@ def read_tensor_file(path: Path | str, kind: str, version: int) -> tuple[dict[st
         raise InvalidFile(f"{path} is not a {kind} file: its kind is {str(metadata.get('kind'))[:40]!r}.")
     if metadata.get("version") != str(version):
         got = str(metadata.get("version"))[:40]
-        raise InvalidFile(f"{path} has version {got!r}, this curvcert reads {version}. Save it again.")
+        newer = got.isdecimal() and int(got) > version
+        remedy = "It is newer: update curvcert" if newer else "It is older: save it again, and certify again"
+        raise InvalidFile(f"{path} has version {got!r}, this curvcert reads {version}. {remedy}.")
     try:
         arrays = load_arrays(content)
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:

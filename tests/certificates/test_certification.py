@@ -197,15 +197,15 @@ class TestBatches:
         assert sizes.count(2) == 4
 
     def test_radii_to_decide_spare_the_expensive_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from curvcert.certificates import certification
+        from curvcert.certificates.methods import anchored
 
         network, _ = digits_network()
         x, y = digits(20)
         full = certify(network, x, y)
         seen = []
-        original = certification._with_anchored
+        original = anchored._anchored_constants
         monkeypatch.setattr(
-            certification, "_with_anchored", lambda *args: seen.append(int(args[-1].sum())) or original(*args)
+            anchored, "_anchored_constants", lambda *args: seen.append(int(args[-1].sum())) or original(*args)
         )
         eps = 1e-6
         decided = certify(network, x, y, epsilons=[eps])

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from curvcert.certificates import check_certificate, load_certificate
-from curvcert.certificates.checker.model import read_model
+from curvcert.certificates import load_certificate
 from curvcert.certificates.record import KIND, VERSION
+from curvcert.checker import check_certificate
+from curvcert.checker.model import read_model
 from curvcert.errors import CurvcertError, InvalidFile
 from curvcert.network import trace
 from curvcert.network.network_file import save_network
@@ -57,7 +58,21 @@ def _forged_networks(header: dict, arrays: dict, count: int) -> Iterator[tuple[d
     for k in range(count):
         changed, weights = text, {name: value.copy() for name, value in arrays.items()}
         if k % 3 == 0:
-            words = ['"t0"', '"t3"', "[2]", '"dense"', '"identity"', "null", '"zero"', '"map"', '"block"', "0.0", '"W"']
+            words = [
+                '"source": 1',
+                '"t0"',
+                '"t3"',
+                "[2]",
+                '"dense"',
+                '"identity"',
+                "null",
+                '"zero"',
+                '"map"',
+                '"affine"',
+                "0.0",
+                '"source"',
+                '"source": 1',
+            ]
             old, new = draw.choice(words, 2)
             changed = text.replace(old, new, int(draw.integers(1, 3)))
         elif k % 3 == 1:
@@ -73,7 +88,7 @@ def _forged_networks(header: dict, arrays: dict, count: int) -> Iterator[tuple[d
 
 
 def test_a_forged_network_never_passes(files, tmp_path) -> None:
-    header, arrays = read_tensor_file(files.network, "curvcert-network", 1)
+    header, arrays = read_tensor_file(files.network, "curvcert-network", 2)
     path = tmp_path / "forged.safetensors"
     tried = 0
     for changed, weights in _forged_networks(header, arrays, COUNT):
@@ -81,7 +96,7 @@ def test_a_forged_network_never_passes(files, tmp_path) -> None:
         if same or not isinstance(changed, dict):
             continue
         tried += 1
-        write_tensor_file(path, "curvcert-network", 1, changed, weights)
+        write_tensor_file(path, "curvcert-network", 2, changed, weights)
         with suppress(CurvcertError):
             assert not check_certificate(files.certificate, path, files.x, files.y).holds
     assert tried > COUNT // 3
@@ -98,7 +113,7 @@ def test_every_number_of_a_certificate_counts(tmp_path) -> None:
     """Change each entry of each array, seal the file anew: it is refused, unless the claim became weaker."""
     files = saved(tmp_path, shallow(), n=2, method="unrolled", box=BOX)
     header, arrays = read_tensor_file(files.certificate, KIND, VERSION)
-    weaker = {"radius": -1, "pair_radius": -1, "curvature_radius": -1, "margin": -1, "K_used": 1, "K": 1}
+    weaker = {"radius": -1, "pair_radius": -1, "radii.curvature": -1, "margin": -1, "K_used": 1, "K": 1}
     refused = 0
     for name, k in _entries(arrays):
         for direction in (-1, 1):
@@ -159,15 +174,15 @@ def test_every_header_field_that_matters_counts(files, field) -> None:
 
 def test_a_description_cannot_keep_the_checker_busy(tmp_path) -> None:
     network = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
-    header, arrays = read_tensor_file(save_network(network, tmp_path / "network"), "curvcert-network", 1)
-    block = header["blocks"][0]
-    identity = {"map": "identity", "in_shape": [3], "out_shape": [3]}
+    header, arrays = read_tensor_file(save_network(network, tmp_path / "network"), "curvcert-network", 2)
+    affine = header["nodes"][0]
+    identity = {"map": "identity", "in_shape": [2], "out_shape": [2]}
     nested = identity
     for _ in range(100):
         nested = {"map": "transposed", "of": nested}
     conv = {
         "map": "conv",
-        "weight": block["W"]["weight"],
+        "weight": affine["terms"][0]["map"]["weight"],
         "image_shape": [1, 2**15, 2**15],
         "stride": [1, 1],
         "padding": [[60000, 60000], [60000, 60000]],
@@ -178,8 +193,9 @@ def test_a_description_cannot_keep_the_checker_busy(tmp_path) -> None:
     wide = {"map": "identity", "in_shape": [2**20, 2**10], "out_shape": [2**20, 2**10]}
     many = {"map": "sum", "terms": [identity] * 3000}
     for k, bad in enumerate((nested, conv, wide, many, {"map": "product", "factors": [wide] * 4})):
-        changed = header | {"blocks": [block | {"G": bad}]}
-        path = write_tensor_file(tmp_path / f"{k}", "curvcert-network", 1, changed, arrays)
+        nodes = [affine | {"terms": [{"source": 0, "map": bad}]}, *header["nodes"][1:]]
+        changed = header | {"nodes": nodes}
+        path = write_tensor_file(tmp_path / f"{k}", "curvcert-network", 2, changed, arrays)
         start = time.perf_counter()
         with pytest.raises(CurvcertError):
             read_model(path)

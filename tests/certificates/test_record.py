@@ -14,6 +14,7 @@ from curvcert.certificates import certifier, certify, load_certificate
 from curvcert.certificates.certificate import concatenate
 from curvcert.certificates.evidence import Evidence, input_digests
 from curvcert.certificates.record import SLACK
+from curvcert.checker import check_certificate
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import trace
 from curvcert.network.network_file import network_digest
@@ -27,6 +28,8 @@ def same(left: object, right: object) -> bool:
         return left.dtype == right.dtype and torch.equal(left.nan_to_num(nan=-7.0), right.nan_to_num(nan=-7.0))
     if isinstance(left, Evidence):
         return all(same(getattr(left, f.name), getattr(right, f.name)) for f in fields(Evidence))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
     return left == right
 
 
@@ -147,6 +150,14 @@ def _set(name: str, value: object, where: object = 0):
     return change
 
 
+def _witnesses(step: int):
+    def change(header, arrays) -> None:
+        for name in ("witness_index", "witness_points"):
+            arrays[name] = arrays[name][::step] if step else arrays[name][:0]
+
+    return change
+
+
 FORGERIES = {
     "negative radius": (_set("radius", -1.0), "negative"),
     "NaN radius": (_set("pair_radius", np.nan), "negative entry or NaN"),
@@ -156,7 +167,14 @@ FORGERIES = {
     "unknown class": (_set("label", 3), "not a class"),
     "unknown method": (_set("method", 99), "has no name"),
     "radius beyond a search": (_set("search_radius", 0.0), "beyond a misclassified point"),
-    "attack without a witness": (_set("witness", np.nan, slice(None)), "no witness"),
+    "attack without a witness": (_witnesses(0), "no witness"),
+    "a witness that is no point": (_set("witness_points", np.nan), "not finite"),
+    "witnesses out of order": (_witnesses(-1), "in order"),
+    "a bad name": (
+        lambda header, arrays: arrays.update({"radii.A": np.zeros(12)}),
+        "missing or unknown arrays",
+    ),
+    "a negative radius by name": (_set("radii.curvature", -1.0), "negative entry"),
     "missing array": (lambda header, arrays: arrays.pop("K"), "missing or unknown arrays"),
     "extra array": (lambda header, arrays: arrays.update(more=np.zeros(1)), "missing or unknown arrays"),
     "wrong type": (lambda header, arrays: arrays.update(radius=arrays["radius"].astype("<f4")), "radius is <f4"),
@@ -186,8 +204,12 @@ def test_a_file_that_contradicts_itself_is_refused(genuine, name) -> None:
 
 def test_other_versions_and_kinds_are_refused(tmp_path) -> None:
     files = saved(tmp_path, method="lipschitz")
-    with pytest.raises(InvalidFile, match="version"):
-        load_certificate(forged(files.certificate, lambda header, arrays: None, version=2))
+    for version, remedy in ((1, "certify again"), (3, "newer: update curvcert")):
+        forgery = forged(files.certificate, lambda header, arrays: None, version=version)
+        with pytest.raises(InvalidFile, match=f"version '{version}', this curvcert reads 2.*{remedy}"):
+            load_certificate(forgery)
+        with pytest.raises(InvalidFile, match=f"certificate {version}, expected was.*{remedy}"):
+            check_certificate(forgery, files.network, files.x)
     with pytest.raises(InvalidFile, match="not a curvcert-certificate"):
         load_certificate(files.network)
     with pytest.raises(InvalidFile, match="no file"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from curvcert.certificates import certification, certify
+from curvcert.certificates import certify
+from curvcert.certificates.methods import anchored, shell
 from curvcert.certificates.shell import Query, shells
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import trace
@@ -31,7 +32,7 @@ def test_it_wins_on_trained_networks_and_says_so(kind: str) -> None:
     x, y = digits(30)
     cert = certify(network, x, y)
     run = cert.local_radius.isfinite() & cert.correct
-    won = torch.tensor([name == "local" for name in cert.method])
+    won = torch.tensor([name == "shell" for name in cert.method])
     assert int((won & cert.correct).sum()) >= 5
     assert bool((cert.radius[won] == cert.local_radius[won]).double().mean() > 0.5)
     assert bool((cert.radius[run] >= cert.local_radius[run]).all())
@@ -51,13 +52,13 @@ def test_radii_to_decide_leave_the_decided_alone(monkeypatch: pytest.MonkeyPatch
     x, y = digits(40)
     full = certify(network, x, y, method="local")
     asked: list[int] = []
-    original = certification.shell_radii
+    original = shell.shell_radii
 
     def counted(layers: object, query: Query) -> torch.Tensor:
         asked.append(len(query.x))
         return original(layers, query)
 
-    monkeypatch.setattr(certification, "shell_radii", counted)
+    monkeypatch.setattr(shell, "shell_radii", counted)
     certify(network, x, y, method="local", epsilons=[1e-6])
     assert asked == []
     eps = float(full.radius[full.correct].median())
@@ -108,14 +109,14 @@ def test_a_second_grid_is_walked_only_where_it_can_decide(kind: str, monkeypatch
 def test_shells_with_the_same_constants_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network, (x, y) = trained("mlp", False), digits(20)
     middle = float(certify(network, x, y).radius.median())
-    monkeypatch.setattr(certification, "ANCHORED_WIDTH", 1)
-    original, asked = certification.shell_radii, []
+    monkeypatch.setattr(anchored, "WIDTH", 1)
+    original, asked = shell.shell_radii, []
 
     def counted(layers: object, query: Query) -> torch.Tensor:
         asked.append(len(query.x))
         return original(layers, query)
 
-    monkeypatch.setattr(certification, "shell_radii", counted)
+    monkeypatch.setattr(shell, "shell_radii", counted)
     certify(network, x, y, epsilons=[0.5 * middle, 3 * middle])
     assert len(asked) == 1
 
@@ -134,7 +135,7 @@ class TestKinks:
         x, y = blobs(6)
         cert = certify(planar(nn.ReLU), x, y)
         assert bool(cert.local_radius.isnan()[cert.correct].all())
-        assert any("local skipped" in note and "kink" in note for note in cert.notes)
+        assert any("shell skipped" in note and "kink" in note for note in cert.notes)
 
     def test_are_refused_by_name(self) -> None:
         x, y = blobs(6)

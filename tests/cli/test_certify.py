@@ -120,9 +120,9 @@ def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Run
     ran = run("check", "out/certificate.safetensors", DEMO, "digits", "--json")
     assert (ran.status, json.loads(ran.out)["counts"]) == (0, {"proven": 6})
 
-    header, arrays = read_tensor_file("out/certificate.safetensors", "curvcert-certificate", 1)
+    header, arrays = read_tensor_file("out/certificate.safetensors", "curvcert-certificate", 2)
     larger = {name: value * 4 if name in ("radius", "pair_radius") else value for name, value in arrays.items()}
-    write_tensor_file("forged.safetensors", "curvcert-certificate", 1, header, larger)
+    write_tensor_file("forged.safetensors", "curvcert-certificate", 2, header, larger)
     ran = run("check", "forged.safetensors", DEMO, "digits", "--quiet")
     assert ran.status == 1
     assert ran.out.startswith("NOT PROVEN:")

@@ -134,11 +134,12 @@ def test_a_short_c_in_a_local_certificate_is_found_out(method, monkeypatch) -> N
     assert found(network, x, certify(network, x, method=method)) == {"radius"}
 
 
-@pytest.mark.parametrize("name", ["radius", "lipschitz_radius", "pair_radius"])
+@pytest.mark.parametrize("name", ["radius", "lipschitz", "pair_radius"])
 def test_every_radius_of_a_certificate_is_attacked(name) -> None:
     network, x = slope()
     cert = certify(network, x, method="lipschitz")
-    assert found(network, x, replace(cert, **{name: getattr(cert, name) / SHORT})) == {"radius"}
+    far = {"radii": {name: cert.radii[name] / SHORT}} if name in cert.radii else {name: getattr(cert, name) / SHORT}
+    assert found(network, x, replace(cert, **far)) == {"radius"}
 
 
 def test_a_short_attack_radius_is_found_out() -> None:
@@ -151,7 +152,7 @@ def test_a_short_attack_radius_is_found_out() -> None:
 def test_a_witness_that_is_no_witness_is_found_out() -> None:
     network, x = slope()
     cert = certify(network, x)
-    assert found(network, x, replace(cert, witness=x + SHORT * (cert.witness - x))) == {"witness"}
+    assert found(network, x, replace(cert, witness_points=x + SHORT * (cert.witness - x))) == {"witness"}
 
 
 def test_a_witness_inside_the_certified_ball_refutes_the_radius() -> None:

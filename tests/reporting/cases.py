@@ -55,18 +55,17 @@ def made_up(
     label = torch.arange(samples) % classes
     pairs = radii[:, None].expand(-1, classes).scatter(1, label[:, None], math.inf if correct else 0.0)
     attack = torch.where(torch.arange(samples) % 2 == 0, 2 * radii, math.inf)
-    nan = torch.full_like(radii, math.nan)
+    shown = (attack.isfinite() & right).nonzero().flatten()
     return Certificate(
         label=label,
         correct=right,
         radius=radii,
-        lipschitz_radius=radii / 2,
-        curvature_radius=nan,
-        local_radius=radii if local else nan,
+        radii={"lipschitz": radii / 2} | ({"shell": radii} if local else {}),
         pair_radius=pairs.clone(),
         method=("liplt",) * samples,
         attack_radius=torch.where(right, attack, 0.0),
-        witness=torch.zeros(samples, *shape, dtype=torch.float64),
+        witness_index=shown,
+        witness_points=torch.zeros(len(shown), *shape, dtype=torch.float64),
         search_radius=torch.where(right, math.inf, 0.0).to(torch.float64),
         margin=radii,
         curvature_wins=torch.zeros(samples, dtype=torch.bool),

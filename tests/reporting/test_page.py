@@ -89,7 +89,7 @@ EDGES = {
     "tiny radii": made_up(6, radius=1e-13),
     "huge radii": made_up(6, radius=1e9),
     "a local method": made_up(6, local=True),
-    "all NaN but the best": replace(made_up(6), lipschitz_radius=torch.full((6,), math.nan, dtype=torch.float64)),
+    "all NaN but the best": replace(made_up(6), radii={}),
     "the maximum norm": replace(made_up(6), p=math.inf),
 }
 

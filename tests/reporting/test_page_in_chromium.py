@@ -260,7 +260,8 @@ def test_paper_is_white_and_without_controls(opened: Opened) -> None:
 )
 def test_edges_open_silently(browser: "sync_api.Browser", tmp_path: Path, certificate) -> None:
     path = tmp_path / "edge.html"
-    path.write_text(render(report_data(certificate, x=torch.zeros_like(certificate.witness))), encoding="utf-8")
+    x = torch.zeros(len(certificate), *certificate.in_shape)
+    path.write_text(render(report_data(certificate, x=x)), encoding="utf-8")
     context = browser.new_context()
     opened = Opened(context.new_page(), path)
     opened.heading("attack_radius").locator("button").click()

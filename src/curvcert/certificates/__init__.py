@@ -2,8 +2,8 @@
 
 from curvcert.certificates.certificate import Certificate, load_certificate
 from curvcert.certificates.certification import Certifier, certifier, certify
-from curvcert.certificates.checker import Verdict, check_certificate, evaluate_network
 from curvcert.certificates.search import with_search
+from curvcert.checker import Verdict, check_certificate, evaluate_network
 
 __all__ = [
     "Certificate",

@@ -1,9 +1,10 @@
-"""What `certify` returns: radii, methods and witnesses, one a sample, and what they add up to."""
+"""What `certify` returns: radii, methods and witnesses, sample by sample, and what they add up to."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,13 +26,14 @@ class Certificate:
         label: the class that is certified.
         correct: whether the network gives that class at the input itself.
         radius: the best certified radius, rounded down; 0 where not correct.
-        lipschitz_radius: by Lipschitz constants alone; NaN where that was not run.
-        curvature_radius: by the gradient and a curvature constant alone; NaN where that was not run.
-        local_radius: by bounds over balls; NaN where that was not run.
+        radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
+            "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
+            global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line".
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
-        method: the name of the method behind `radius`, a sample.
+        method: the name of the method behind `radius`, for each sample.
         attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
-        witness: the misclassified point, NaN where there is none.
+        witness_index: the samples, in order, that are correct and have a witness.
+        witness_points: their misclassified points.
         search_radius: the distance of the nearest misclassified point that a search such as PGD found, see
             `with_search`; inf where none, 0 where not correct.
         margin: f_y - max f_i, rounded down.
@@ -45,13 +47,12 @@ class Certificate:
     label: Tensor
     correct: Tensor
     radius: Tensor
-    lipschitz_radius: Tensor
-    curvature_radius: Tensor
-    local_radius: Tensor
+    radii: Mapping[str, Tensor]
     pair_radius: Tensor
     method: tuple[str, ...]
     attack_radius: Tensor
-    witness: Tensor
+    witness_index: Tensor
+    witness_points: Tensor
     search_radius: Tensor
     margin: Tensor
     curvature_wins: Tensor
@@ -62,6 +63,42 @@ class Certificate:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.witness_points.shape[1:])
+
+    @property
+    def lipschitz_radius(self) -> Tensor:
+        """The radius by Lipschitz constants alone; NaN where that was not run."""
+        return self._radius("lipschitz")
+
+    @property
+    def curvature_radius(self) -> Tensor:
+        """The radius by the gradient and a curvature constant alone, the better of both; NaN where none was run."""
+        return torch.fmax(self._radius("curvature"), self._radius("anchored"))
+
+    @property
+    def local_radius(self) -> Tensor:
+        """The radius by bounds over balls; NaN where that was not run."""
+        return self._radius("shell")
+
+    def _radius(self, name: str) -> Tensor:
+        found = self.radii.get(name)
+        return torch.full_like(self.radius, torch.nan) if found is None else found
+
+    @property
+    def witness(self) -> Tensor:
+        """The misclassified point of every sample, NaN where there is none: as much memory as the samples take."""
+        found = self.witness_points.new_full((len(self), *self.in_shape), torch.nan)
+        return found.index_copy(0, self.witness_index, self.witness_points)
+
+    def cpu(self) -> "Certificate":
+        """Return the same certificate with all numbers in the memory of the host."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.cpu() for name, value in held.items() if isinstance(value, Tensor)}
+        return replace(self, **moved, radii={name: value.cpu() for name, value in self.radii.items()})
 
     def certified_accuracy(self, eps: float) -> float:
         """Return the fraction of all samples that are correct and certified at eps: a lower bound on robustness."""
@@ -98,8 +135,8 @@ class Certificate:
         Raises:
             InvalidInput: if the network has parts that no file describes.
         """
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        saved = saved_fields(held, witnesses)
+        here = self.cpu()
+        saved = saved_fields({f.name: getattr(here, f.name) for f in fields(here)}, witnesses)
         write_certificate_file(path, saved)
         return Certificate(**saved)
 
@@ -155,10 +192,18 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
         for f in fields(Certificate)
         if isinstance(getattr(parts[0], f.name), Tensor)
     }
+    starts = [0, *accumulate(len(part) for part in parts)]
+    joined["witness_index"] = torch.cat(
+        [part.witness_index + start for part, start in zip(parts, starts, strict=False)]
+    )
+    names = dict.fromkeys(name for part in parts for name in part.radii)
+    radii = {name: torch.cat([part._radius(name) for part in parts]) for name in names}
     methods = tuple(name for part in parts for name in part.method)
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     evidence = joined_evidence([part.evidence for part in parts])
-    return Certificate(**joined, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes, evidence=evidence)
+    return Certificate(
+        **joined, radii=radii, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes, evidence=evidence
+    )
 
 
 def _eps(eps: float) -> float:

@@ -9,16 +9,11 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
-from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
+from curvcert.bounds.lipschitz.portfolio import lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Affine, Block, Network
 from curvcert.rounding import gamma, inflate
-
-GLOBAL_LIPSCHITZ = ("product", "liplt", "lipsdp-recursion")
-GLOBAL_CURVATURE = ("compositional", "unrolled", "crc")
-METHODS = ("auto", "lipschitz", "anchored", "local", "line", *GLOBAL_LIPSCHITZ, *GLOBAL_CURVATURE)
-"""What `certify` can be asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +26,32 @@ class PairConstants:
     notes: tuple[str, ...]
 
 
-def global_constants(network: Network, pairs: Problem, method: str) -> PairConstants:
-    """Compute the tables that a method of `certify` needs; `pairs` are all pairs of the network's classes."""
+@dataclass(frozen=True)
+class Tables:
+    """Which bounds make the tables: a method of `lipschitz` or `curvature` by name, "auto", or None for no table.
+
+    Without `required`, a network that has no curvature constant goes without that table, with a note.
+    """
+
+    L: str | None = None
+    K: str | None = None
+    required: bool = True
+
+
+def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairConstants:
+    """Compute tables of constants; `pairs` are all pairs of the network's classes."""
     L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
     L_name = K_name = ""
     notes: list[str] = []
-    if method in ("auto", "lipschitz", *GLOBAL_LIPSCHITZ):
-        bound = lipschitz_of(pairs, method if method in LIPSCHITZ_METHODS else "auto")
+    if tables.L is not None:
+        bound = lipschitz_of(pairs, tables.L)
         L, L_name = pair_table(bound.value, network), bound.method
-    if method in ("auto", "anchored", *GLOBAL_CURVATURE):
+    if tables.K is not None:
         try:
-            bound = curvature_of(pairs, method if method in GLOBAL_CURVATURE else "auto")
+            bound = curvature_of(pairs, tables.K)
             K, K_name = pair_table(bound.value, network), bound.method
         except (UnsupportedActivation, UnsupportedModule) as error:
-            if method != "auto":
+            if tables.required:
                 raise
             notes.append(f"curvature skipped: {error}")
     return PairConstants(L, K, (L_name, K_name), tuple(notes))
@@ -73,12 +80,6 @@ def pair_deviations(pairs: Problem) -> Tensor:
         if isinstance(block, Block) and size is not None:
             total = total + size * math.sqrt(block.W.out_size) * deviation
     return inflate(total, gamma(8 * len(deviations) + 8))
-
-
-def require_method(method: str) -> None:
-    """Raise unless the method is one that `certify` knows."""
-    if method not in METHODS:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(METHODS)}.")
 
 
 def _pairs(network: Network) -> int:

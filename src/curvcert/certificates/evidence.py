@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedOperator
+from curvcert.errors import InvalidInput, UnsupportedModule, UnsupportedOperator
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest
 
@@ -26,7 +26,7 @@ class Evidence:
     """The digests and the constants behind a certificate.
 
     Attributes:
-        network: the digest of the network's blocks; empty where no file can describe them.
+        network: the digest of the network's nodes; empty where no file can describe them.
         inputs: the SHA-256 of every sample's float64 bytes, one row of 32 bytes a sample.
         L: Lipschitz constants of f_i - f_j, a table of classes; NaN where none were used.
         K: curvature constants of f_i - f_j, likewise.
@@ -48,7 +48,7 @@ def describable_digest(network: Network) -> str:
     """Return the network's digest, or nothing where it has parts that no file describes."""
     try:
         return network_digest(network)
-    except (UnsupportedBlock, UnsupportedOperator):
+    except (UnsupportedModule, UnsupportedOperator):
         return ""
 
 

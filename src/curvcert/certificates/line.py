@@ -418,7 +418,7 @@ def _seen(line: Line, points: Tensor, v: Tensor, label: Tensor, other: Tensor, o
     """Evaluate f_i - f_y and its gradient at the points."""
     network, n = line.network, v.shape[1]
     evaluation = evaluate_with_error(network, points, line.problem.norms)
-    last = evaluation.states[-1]
+    last = evaluation.output
     value, error = last.value.flatten(1), last.error.flatten(1)
     own, others = label[:, None], other[:, None]
     gap = (value.gather(1, others) - value.gather(1, own))[:, 0]
@@ -439,6 +439,7 @@ def _seen(line: Line, points: Tensor, v: Tensor, label: Tensor, other: Tensor, o
 def _size(line: Line, layers: Layers | None) -> int:
     """Return how many pairs are looked at at once."""
     network = line.network
-    widest = max([math.prod(network.in_shape), *(math.prod(block.out_shape) for block in network.blocks)])
+    widest = max(math.prod(unit.block.out_shape) for unit in network.units)
+    widest = max(math.prod(network.in_shape), widest)
     numbers = 24 * widest if layers is None else numbers_of_sample(layers)
     return max(1, spare_elements(network.device, _CHUNK_ELEMENTS) // numbers)

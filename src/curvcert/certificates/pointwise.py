@@ -45,7 +45,7 @@ def evaluate_points(
     """
     problem = Problem(network, p, p, Global(), scalars=True, norms=norms)
     evaluation = evaluate_with_error(network, x, norms)
-    last = evaluation.states[-1]
+    last = evaluation.output
     logits, error = last.value.flatten(1), last.error.flatten(1)
     label = logits.argmax(dim=1) if y is None else y
     own, own_error = logits.gather(1, label[:, None]), error.gather(1, label[:, None])

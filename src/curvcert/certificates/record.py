@@ -5,6 +5,7 @@ none may be, and no claim that another claim of the same file contradicts.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,26 +20,27 @@ from curvcert.certificates.evidence import Evidence
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.tensor_files import Arrays, read_tensor_file, write_tensor_file
 
-KIND, VERSION = "curvcert-certificate", 1
+KIND, VERSION = "curvcert-certificate", 2
 
 SLACK = 2.0**-30
 """What saving takes off radii and adds to constants, relatively, for the rounding of a checker."""
 
-_LOWERED = ("radius", "lipschitz_radius", "curvature_radius", "local_radius", "pair_radius", "margin")
+_LOWERED = ("radius", "pair_radius", "margin")
+_RADII = "radii."
+"""What the names of the arrays of `radii` begin with; a method's name is what follows."""
+
 _PER_SAMPLE = {
     "label": "<i8",
     "correct": "|b1",
     "curvature_wins": "|b1",
     "method": "<i8",
     "radius": "<f8",
-    "lipschitz_radius": "<f8",
-    "curvature_radius": "<f8",
-    "local_radius": "<f8",
     "attack_radius": "<f8",
     "search_radius": "<f8",
     "margin": "<f8",
 }
 _HEADER = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
+_METHOD_NAME = re.compile("[a-z0-9-]{1,40}")
 
 
 def saved_fields(held: Mapping[str, Any], witnesses: bool) -> dict[str, Any]:
@@ -49,10 +51,11 @@ def saved_fields(held: Mapping[str, Any], witnesses: bool) -> dict[str, Any]:
             "This certificate names no network, so that it cannot be checked: it was not made by certify, or the "
             "network has maps that no file describes. Replace those by curvcert's own layers."
         )
-    saved = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in held.items()}
+    saved = dict(held)
     if evidence.slack == 0.0:
         for name in _LOWERED:
-            saved[name] = saved[name] - SLACK * saved[name].abs().nan_to_num(nan=0.0, posinf=0.0)
+            saved[name] = _lowered(saved[name])
+        saved["radii"] = {name: _lowered(value) for name, value in saved["radii"].items()}
         saved["attack_radius"] = saved["attack_radius"] * (1 + SLACK)
         K_used = evidence.K_used.cpu() * (1 + SLACK)
         saved["evidence"] = replace(
@@ -64,9 +67,13 @@ def saved_fields(held: Mapping[str, Any], witnesses: bool) -> dict[str, Any]:
             slack=SLACK,
         )
     if not witnesses:
-        saved["witness"] = torch.full_like(saved["witness"], torch.nan)
+        saved |= {name: saved[name][:0] for name in ("witness_index", "witness_points")}
         saved["attack_radius"] = torch.where(saved["correct"], torch.inf, 0.0).to(torch.float64)
     return saved
+
+
+def _lowered(value: Tensor) -> Tensor:
+    return value - SLACK * value.abs().nan_to_num(nan=0.0, posinf=0.0)
 
 
 def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
@@ -80,14 +87,14 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
     arrays["pair_radius"] = saved["pair_radius"].numpy()
     arrays["inputs"] = evidence.inputs.numpy()
     arrays |= {"L": evidence.L.numpy(), "K": evidence.K.numpy(), "K_used": evidence.K_used.numpy()}
-    if bool((~saved["witness"].isnan()).any()):
-        arrays["witness"] = saved["witness"].numpy()
+    arrays |= {f"{_RADII}{name}": value.numpy() for name, value in saved["radii"].items()}
+    arrays |= {name: saved[name].numpy() for name in ("witness_index", "witness_points")}
     header = {
         "curvcert": __version__,
         "p": "inf" if math.isinf(saved["p"]) else saved["p"],
         "samples": len(saved["label"]),
         "classes": len(evidence.L),
-        "in_shape": list(saved["witness"].shape[1:]),
+        "in_shape": list(saved["witness_points"].shape[1:]),
         "network": evidence.network,
         "names": list(evidence.names),
         "methods": methods,
@@ -112,13 +119,10 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
     method = tuple(header["methods"][code] for code in tensors.pop("method").tolist())
     names = (header["names"][0], header["names"][1])
     inputs, L, K, K_used = (tensors.pop(name) for name in ("inputs", "L", "K", "K_used"))
-    witness = tensors.pop("witness", None)
-    if witness is None:
-        # Where already misclassified the input is its own witness; without it the place stays empty.
-        witness = torch.full((n, *header["in_shape"]), torch.nan, dtype=torch.float64)
+    radii = {name.removeprefix(_RADII): tensors.pop(name) for name in list(tensors) if name.startswith(_RADII)}
     return {
         **tensors,
-        "witness": witness,
+        "radii": radii,
         "method": method,
         "p": float(header["p"]),
         "assumes": tuple(header["assumes"]),
@@ -159,8 +163,10 @@ def _require_arrays(path: Path | str, arrays: Arrays, n: int, classes: int, in_s
     expected["inputs"] = ("|u1", (n, 32))
     expected |= {name: ("<f8", (n, classes)) for name in ("pair_radius", "K_used")}
     expected |= {name: ("<f8", (classes, classes)) for name in ("L", "K")}
-    if "witness" in arrays:
-        expected["witness"] = ("<f8", (n, *in_shape))
+    radii = [name for name in arrays if name.startswith(_RADII) and _METHOD_NAME.fullmatch(name[len(_RADII) :])]
+    expected |= {name: ("<f8", (n,)) for name in radii}
+    shown = len(arrays["witness_index"].reshape(-1)) if "witness_index" in arrays else 0
+    expected |= {"witness_index": ("<i8", (shown,)), "witness_points": ("<f8", (shown, *in_shape))}
     _require(path, set(arrays) == set(expected), f"missing or unknown arrays: {sorted(set(arrays) ^ set(expected))}")
     for name, (dtype, shape) in expected.items():
         value = arrays[name]
@@ -177,7 +183,7 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, bool(((codes >= 0) & (codes < len(header["methods"]))).all()), "a method has no name")
     for name in ("radius", "pair_radius", "attack_radius", "search_radius"):
         _require(path, bool((arrays[name] >= 0).all()), f"{name} has a negative entry or NaN")
-    for name in ("lipschitz_radius", "curvature_radius", "local_radius", "L", "K", "K_used"):
+    for name in ("L", "K", "K_used", *(name for name in arrays if name.startswith(_RADII))):
         _require(path, not bool((arrays[name] < 0).any()), f"{name} has a negative entry")
     _require(path, not bool(np.isnan(arrays["margin"]).any()), "margin has a NaN")
     least = np.where(correct, arrays["pair_radius"].min(axis=1), 0.0)
@@ -186,7 +192,10 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, bool((arrays["attack_radius"][~correct] == 0).all()), "a misclassified sample has an attack radius")
     nearest = np.minimum(arrays["attack_radius"], arrays["search_radius"])
     _require(path, bool((radius[correct] <= nearest[correct]).all()), "a radius reaches beyond a misclassified point")
+    index, given = arrays["witness_index"], np.zeros(len(correct), bool)
+    in_order = bool((np.diff(index) > 0).all()) and bool(((index >= 0) & (index < len(correct))).all())
+    _require(path, in_order, "the samples with a witness are not given in order")
+    given[index] = True
+    _require(path, bool(np.isfinite(arrays["witness_points"]).all()), "a witness is not finite")
     shown = correct & np.isfinite(arrays["attack_radius"])
-    witness = arrays.get("witness")
-    given = np.zeros(len(correct), bool) if witness is None else np.isfinite(witness.reshape(len(correct), -1)).all(1)
     _require(path, bool((given | ~shown).all()), "an attack radius has no witness")

@@ -46,7 +46,8 @@ FILES = {
 }
 """What a certification leaves in its folder, whether or not a report is written."""
 
-COLUMNS = ("radius", "lipschitz_radius", "curvature_radius", "local_radius", "attack_radius", "search_radius", "margin")
+RADII = ("lipschitz", "curvature", "anchored", "combined", "shell", "line")
+COLUMNS = ("radius", *RADII, "attack_radius", "search_radius", "margin")
 
 
 def certify_command(
@@ -65,7 +66,7 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), lipschitz, line, local, anchored, product, liplt, lipsdp-recursion, "
+            help="auto (the best of all), lipschitz, line, shell, anchored, product, liplt, lipsdp-recursion, "
             "compositional, unrolled or crc."
         ),
     ] = "auto",
@@ -245,12 +246,14 @@ def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: 
     >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
     >>> text = table_of_samples(certifier(net, method="liplt")(torch.zeros(1, 2), torch.tensor([1])), [1])
     >>> text.splitlines()[0]
-    'sample,label,predicted,correct,radius,lipschitz_radius,curvature_radius,local_radius,attack_radius,search_radius,margin,method'
+    'sample,label,predicted,correct,radius,lipschitz,curvature,anchored,combined,shell,line,attack_radius,search_radius,margin,method'
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["sample", "label", "predicted", "correct", *COLUMNS, "method"])
-    columns = [getattr(certificate, name).tolist() for name in COLUMNS]
+    missing = [math.nan] * len(certificate)
+    radii = {name: value.tolist() for name, value in certificate.radii.items()}
+    columns = [radii.get(name, missing) if name in RADII else getattr(certificate, name).tolist() for name in COLUMNS]
     rows = zip(certificate.label.tolist(), predicted, certificate.correct.tolist(), certificate.method, strict=True)
     for k, (label, given, correct, method) in enumerate(rows):
         shown = [str(c) if names is None else names[c] for c in (label, given)]

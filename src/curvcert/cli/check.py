@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from curvcert._version import __version__
-from curvcert.certificates import Verdict, check_certificate, load_certificate
+from curvcert.certificates import load_certificate
+from curvcert.checker import Verdict, check_certificate
 from curvcert.cli import options
 from curvcert.cli.inputs import load_inputs
 from curvcert.cli.models import ModelChoice, is_network_file, load_network

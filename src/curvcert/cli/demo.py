@@ -103,7 +103,7 @@ def accuracy_table(certificate: Certificate) -> Table:
     columns = {
         "by Lipschitz": certificate.lipschitz_radius,
         "by curvature": certificate.curvature_radius,
-        "by local bounds": certificate.local_radius,
+        "by shells": certificate.local_radius,
         "certified": certificate.radius,
     }
     for heading in ("within", *columns, "not broken by PGD"):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from curvcert.certificates.constants import global_constants
+from curvcert.certificates.constants import Tables, global_constants
 from curvcert.certificates.radii import curvature_beats_lipschitz, curvature_radius, lipschitz_radius
 from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature, paper_pair_lipschitz
 from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
@@ -55,7 +55,7 @@ def models(record: Record) -> dict[str, Recipe]:
 def both_radii(measured: Subject) -> dict[str, NDArray[Any]]:
     """Return the Lipschitz and the curvature radius of every sample, and whether `prop:compare` holds for it."""
     network, evaluate = measured.network, evaluator(measured.network)
-    ours, n = global_constants(network, evaluate.pairs, "auto"), network.outputs
+    ours, n = global_constants(network, evaluate.pairs, Tables("auto", "auto", required=False)), network.outputs
     tables = {
         "paper": (paper_pair_lipschitz(network).expand(n, n), paper_pair_curvature(network).expand(n, n)),
         "ours": (ours.L, ours.K),

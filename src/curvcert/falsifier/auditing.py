@@ -63,8 +63,8 @@ REFUSALS = (
 
 _Answer = TypeVar("_Answer")
 _CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
-_DEAR = ("auto", "local", "line")
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "local", "line")
+_DEAR = ("auto", "shell", "line")
+_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line")
 
 
 @dataclass(frozen=True)
@@ -375,7 +375,7 @@ class _Session:
             for name in names
             if (smooth or name not in _CURVED)
             and (p == 2 or name != "line")
-            and (name in ("anchored", "local") or name not in known or known[name].reason_to_skip(problem) is None)
+            and (name == "anchored" or name not in known or known[name].reason_to_skip(problem) is None)
         ]
 
 

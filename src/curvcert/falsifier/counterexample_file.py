@@ -13,10 +13,11 @@ from torch import Tensor
 from curvcert.activations import ACTIVATIONS, Activation, celu, elu, hardtanh, leaky_relu, softplus
 from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.falsifier.counterexample import Counterexample
-from curvcert.network import AbstractBlock, Affine, Block, MaxPool, Network
+from curvcert.network import MaxPool, Network
 from curvcert.network.network_file import KIND as NETWORK_KIND
 from curvcert.network.network_file import VERSION as NETWORK_VERSION
 from curvcert.network.network_file import save_network
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
 from curvcert.operators import (
     AbstractLinearMap,
     AveragePool2d,
@@ -32,9 +33,12 @@ from curvcert.operators import (
     scale,
 )
 from curvcert.operators.base import Shape
+from curvcert.operators.circuit import Circuit
+from curvcert.operators.permutation import ChannelShift, Permutation
+from curvcert.operators.segments import Segment
 from curvcert.tensor_files import Arrays, read_tensor_file, write_tensor_file
 
-KIND, VERSION = "curvcert-counterexample", 1
+KIND, VERSION = "curvcert-counterexample", 2
 
 _POINTS = ("x", "y", "covector", "centre")
 _NUMBERS = ("radius", "claimed")
@@ -50,9 +54,9 @@ def save_counterexample(example: Counterexample, path: Path | str) -> Path:
     Raises:
         UnsupportedActivation: if the network has an activation that was declared: no file can hold it.
     """
-    for block in example.network.blocks:
-        if isinstance(block, Block):
-            _activation(block.activation.name)
+    for node in example.network.nodes:
+        if isinstance(node, ElementwiseNode):
+            _activation(node.activation.name)
     with tempfile.TemporaryDirectory() as folder:
         written = save_network(example.network, Path(folder) / "network.safetensors")
         description, weights = read_tensor_file(written, NETWORK_KIND, NETWORK_VERSION)
@@ -82,7 +86,7 @@ def load_counterexample(path: Path | str) -> Counterexample:
         return _example(header, arrays)
     except InvalidFile:
         raise
-    except (CurvcertError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+    except (CurvcertError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise InvalidFile(f"{path} holds no counterexample that makes sense: {error}.") from None
 
 
@@ -104,32 +108,34 @@ def _example(header: dict[str, Any], arrays: Arrays) -> Counterexample:
 
 
 def _network(description: dict[str, Any], weights: dict[str, Tensor]) -> Network:
-    return Network.of_blocks(tuple(_block(block, weights) for block in description["blocks"]))
+    nodes: list[AbstractNode] = [InputNode(_shape(description["in_shape"]))]
+    for entry in description["nodes"]:
+        nodes.append(_node(entry, nodes, weights))
+    return Network(tuple(nodes))
 
 
-def _block(block: dict[str, Any], weights: dict[str, Tensor]) -> AbstractBlock:
-    def array(name: str) -> Tensor | None:
-        return None if block[name] is None else weights[block[name]]
-
-    match block["kind"]:
-        case "block":
-            return Block(
-                H=_map(block["H"], weights),
-                G=_map(block["G"], weights),
-                W=_map(block["W"], weights),
-                b=weights[block["b"]],
-                c=weights[block["c"]],
-                activation=_activation(block["activation"]["name"]),
-                b_error=array("b_error"),
-                c_error=array("c_error"),
-            )
+def _node(entry: dict[str, Any], before: list[AbstractNode], weights: dict[str, Tensor]) -> AbstractNode:
+    match entry["kind"]:
         case "affine":
-            return Affine(_map(block["H"], weights), weights[block["c"]], c_error=array("c_error"))
+            terms = tuple(Term(_source(term, before), _map(term["map"], weights)) for term in entry["terms"])
+            error = None if entry["offset_error"] is None else weights[entry["offset_error"]]
+            return AffineNode(terms, weights[entry["offset"]], offset_error=error)
+        case "elementwise":
+            source = _source(entry, before)
+            return ElementwiseNode(source, _activation(entry["activation"]["name"]), before[source].shape)
         case "max_pool":
-            sizes = (_shape(block[name]) for name in ("image_shape", "kernel_size", "stride", "padding"))
+            sizes = (_shape(entry[name]) for name in ("image_shape", "kernel_size", "stride", "padding"))
             image, kernel, stride, padding = sizes
-            return MaxPool(image, _pair(kernel), _pair(stride), _pair(padding))
-    raise InvalidFile(f"There is no block of the kind {str(block['kind'])[:40]!r}.")
+            pool = MaxPool(image, _pair(kernel), _pair(stride), _pair(padding))
+            return MaxPoolNode(_source(entry, before), pool)
+    raise InvalidFile(f"There is no node of the kind {str(entry['kind'])[:40]!r}.")
+
+
+def _source(entry: dict[str, Any], before: list[AbstractNode]) -> int:
+    source = entry["source"]
+    if type(source) is not int or not 0 <= source < len(before):
+        raise InvalidFile(f"A node reads one of the {len(before)} before it, got {str(source)[:40]}.")
+    return source
 
 
 def _map(op: dict[str, Any], weights: dict[str, Tensor], depth: int = 0) -> AbstractLinearMap:
@@ -159,6 +165,21 @@ def _map(op: dict[str, Any], weights: dict[str, Tensor], depth: int = 0) -> Abst
             return add(*(_map(term, weights, depth + 1) for term in op["terms"]))
         case "product":
             return compose(*(_map(factor, weights, depth + 1) for factor in op["factors"]))
+        case "permutation":
+            return Permutation(_shape(op["in_shape"]), _shape(op["axes"]))
+        case "channel_shift":
+            groups = tuple((_shape(group[:1])[0], int(group[1]), int(group[2])) for group in op["groups"])
+            return ChannelShift(_shape(op["image_shape"]), groups)
+        case "segment":
+            total, start = _shape([op["total"], op["start"]])
+            return Segment(total, start, _shape(op["shape"]))
+        case "circuit":
+            return Circuit(
+                tuple(
+                    tuple((_shape([part["source"]])[0], _map(part["map"], weights, depth + 1)) for part in step)
+                    for step in op["steps"]
+                )
+            )
     raise InvalidFile(f"There is no map of the kind {str(op['map'])[:40]!r}.")
 
 

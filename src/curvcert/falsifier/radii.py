@@ -48,8 +48,7 @@ def claims_of(cert: Certificate) -> list[Claims]:
     """
     certified = cert.correct & (cert.radius > 0)
     found = [_all_classes("radius", cert.radius, certified)]
-    for name in ("lipschitz_radius", "curvature_radius", "local_radius"):
-        value = getattr(cert, name)
+    for name, value in cert.radii.items():
         differs = (value - cert.radius).abs() > _SAME * cert.radius
         found.append(_all_classes(name, value, cert.correct & (value > 0) & differs))
     larger = cert.correct[:, None] & (cert.pair_radius > (1 + _SAME) * cert.radius[:, None])
@@ -97,7 +96,7 @@ def falsify(
     >>> cert = certify(net, x)
     >>> falsify(net, x, None, cert)
     Findings(2 checks: 1 radius, 1 witness; 0 violations)
-    >>> falsify(net, x, None, replace(cert, lipschitz_radius=cert.radius * 1.05)).counterexamples[0].kind
+    >>> falsify(net, x, None, replace(cert, radii={"lipschitz": cert.radius * 1.05})).counterexamples[0].kind
     'radius'
     """
     x = network.require_batch(x).to(network.device)

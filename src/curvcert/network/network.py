@@ -21,6 +21,8 @@ from curvcert.network.nodes import (
     require_order,
 )
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
+from curvcert.network.rewriting.fusion import fused
+from curvcert.network.rewriting.units import Unit, units_of, units_of_chain
 from curvcert.network.sweeps import AbstractBackward, AbstractForward
 from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
@@ -82,6 +84,19 @@ class Network:
     def blocks(self) -> tuple[AbstractBlock, ...]:
         """The blocks of a network that is a chain, the first applied first; refused where it is none."""
         return tuple(link.block for link in self.chain)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The network as blocks that each read one or several earlier values; those of a chain are its `blocks`."""
+        return units_of_chain(self.nodes, self.chain) if self.is_chain else units_of(self.nodes)
+
+    def up_to(self, value: int) -> "Network":
+        """Return the network whose output is one of the values inside."""
+        if not 0 < value < len(self.nodes):
+            raise InvalidInput(f"A value inside is one of 1 to {len(self.nodes) - 1}, got {value}.")
+        if self.is_chain:
+            return self.prefix(next(k for k, link in enumerate(self.chain, 1) if link.output == value))
+        return Network(fused(self.nodes, value), self.source_dtype)
 
     @property
     def in_shape(self) -> Shape:
@@ -167,11 +182,11 @@ class Network:
         A = Dense(weight) @ Reshape(self.out_shape, (self.outputs,), dtype, self.device)
         nodes = (*self.nodes, AffineNode((Term(len(self.nodes) - 1, A),), self._no_offset(A), "read-out"))
         last = self.nodes[-1]
-        if isinstance(last, AffineNode) and len(last.terms) == 1:
+        if isinstance(last, AffineNode) and (len(last.terms) == 1 or not self.is_chain):
             # A last layer and what reads it are one map, whose norm may be far below the product of both.
             offset, error = fold_offset(A, last.offset, last.offset_error)
-            term = Term(last.terms[0].source, A @ last.terms[0].map)
-            nodes = (*self.nodes[:-1], AffineNode((term,), offset, last.name, error))
+            terms = tuple(Term(term.source, A @ term.map) for term in last.terms)
+            nodes = (*self.nodes[:-1], AffineNode(terms, offset, last.name, error))
         return Network(nodes, self.source_dtype, self._chain_read_out(A, len(nodes) - 1) if self.is_chain else None)
 
     def _no_offset(self, A: AbstractLinearMap) -> Tensor:

@@ -1,8 +1,15 @@
-r"""A network as a plain file: what every block is made of, map by map, with its float64 weights.
+r"""A network as a plain file: how every node computes its value, map by map, with its float64 weights.
 
 The file is what an independent checker reads, and its digest is what names a network in a certificate.  The
-digest is taken over the blocks, not over the file: SHA-256 of the description as canonical JSON, followed by every
+digest is taken over the nodes, not over the file: SHA-256 of the description as canonical JSON, followed by every
 array's shape and little-endian float64 bytes in the order in which the description names them.
+
+The description is that of the graph, for a network that is a composition of blocks too: `in_shape`, and `nodes`, one
+entry for each node after the input, which is node 0.  What an entry reads are earlier nodes, by their numbers:
+
+- `{"kind": "affine", "terms": [{"source": k, "map": ...}, ...], "offset": "t0", "offset_error": "t1" or null}`,
+- `{"kind": "elementwise", "source": k, "activation": {"name": ..., "deviation": ..., "declared": [...]}}`,
+- `{"kind": "max_pool", "source": k, "image_shape": ..., "kernel_size": ..., "stride": ..., "padding": ...}`.
 """
 
 import hashlib
@@ -15,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from curvcert.errors import UnsupportedBlock, UnsupportedOperator
-from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool
+from curvcert.errors import UnsupportedModule, UnsupportedOperator
 from curvcert.network.network import Network
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, MaxPoolNode
 from curvcert.operators import (
     AbstractLinearMap,
     AveragePool2d,
@@ -32,10 +39,12 @@ from curvcert.operators import (
     Transposed,
     Zero,
 )
+from curvcert.operators.circuit import Circuit
 from curvcert.operators.permutation import ChannelShift, Permutation
+from curvcert.operators.segments import Segment
 from curvcert.tensor_files import write_tensor_file
 
-KIND, VERSION = "curvcert-network", 1
+KIND, VERSION = "curvcert-network", 2
 
 Weights = list[NDArray[np.float64]]
 Description = dict[str, Any]
@@ -61,7 +70,7 @@ def save_network(network: Network, path: Path | str) -> Path:
 
 
 def network_digest(network: Network) -> str:
-    """Return the digest of a network's blocks: equal blocks have equal digests, wherever they came from.
+    """Return the digest of a network's nodes: equal nodes have equal digests, wherever they came from.
 
     >>> import torch
     >>> from torch import nn
@@ -80,8 +89,8 @@ def network_digest(network: Network) -> str:
 
 def _described(network: Network) -> tuple[Description, Weights]:
     weights: Weights = []
-    blocks = [_block(block, weights) for block in network.blocks]
-    return {"in_shape": list(network.in_shape), "blocks": blocks}, weights
+    nodes = [_node(node, weights) for node in network.nodes[1:]]
+    return {"in_shape": list(network.in_shape), "nodes": nodes}, weights
 
 
 def _stored(value: Tensor | None, weights: Weights) -> str | None:
@@ -93,32 +102,31 @@ def _stored(value: Tensor | None, weights: Weights) -> str | None:
 
 
 @singledispatch
-def _block(block: AbstractBlock, weights: Weights) -> Description:
-    raise UnsupportedBlock(f"A network file has no word for a {type(block).__name__}.")
+def _node(node: AbstractNode, weights: Weights) -> Description:
+    raise UnsupportedModule(f"A network file has no word for a {type(node).__name__}.")
 
 
-@_block.register
-def _(block: Block, weights: Weights) -> Description:
-    maps = {name: _map(getattr(block, name), weights) for name in ("H", "G", "W")}
-    offsets = {name: _stored(getattr(block, name), weights) for name in ("b", "b_error", "c", "c_error")}
+@_node.register
+def _(node: AffineNode, weights: Weights) -> Description:
+    terms = [{"source": term.source, "map": _map(term.map, weights)} for term in node.terms]
+    offsets = {name: _stored(getattr(node, name), weights) for name in ("offset", "offset_error")}
+    return {"kind": "affine", "terms": terms, **offsets}
+
+
+@_node.register
+def _(node: ElementwiseNode, weights: Weights) -> Description:
     activation = {
-        "name": block.activation.name,
-        "deviation": block.activation.deviation,
-        "declared": list(block.activation.assumes),
+        "name": node.activation.name,
+        "deviation": node.activation.deviation,
+        "declared": list(node.activation.assumes),
     }
-    return {"kind": "block", **maps, **offsets, "activation": activation}
+    return {"kind": "elementwise", "source": node.source, "activation": activation}
 
 
-@_block.register
-def _(block: Affine, weights: Weights) -> Description:
-    offsets = {name: _stored(getattr(block, name), weights) for name in ("c", "c_error")}
-    return {"kind": "affine", "H": _map(block.H, weights), **offsets}
-
-
-@_block.register
-def _(block: MaxPool, weights: Weights) -> Description:
-    sizes = {name: list(getattr(block, name)) for name in ("image_shape", "kernel_size", "stride", "padding")}
-    return {"kind": "max_pool", **sizes}
+@_node.register
+def _(node: MaxPoolNode, weights: Weights) -> Description:
+    sizes = {name: list(getattr(node.pool, name)) for name in ("image_shape", "kernel_size", "stride", "padding")}
+    return {"kind": "max_pool", "source": node.source, **sizes}
 
 
 @singledispatch
@@ -189,3 +197,14 @@ def _(op: Sum, weights: Weights) -> Description:
 @_map.register
 def _(op: Composition, weights: Weights) -> Description:
     return {"map": "product", "factors": [_map(factor, weights) for factor in op.factors]}
+
+
+@_map.register
+def _(op: Segment, weights: Weights) -> Description:
+    return {"map": "segment", "total": op.total, "start": op.start, "shape": list(op.part)}
+
+
+@_map.register
+def _(op: Circuit, weights: Weights) -> Description:
+    steps = [[{"source": source, "map": _map(part, weights)} for source, part in step] for step in op.steps]
+    return {"map": "circuit", "steps": steps}

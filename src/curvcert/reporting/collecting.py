@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from statistics import median_high, median_low
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +38,7 @@ _METHOD_TITLES = {
     "radius": "certified, best method",
     "lipschitz_radius": "certified, Lipschitz alone",
     "curvature_radius": "certified, curvature alone",
-    "local_radius": "certified, local where run",
+    "local_radius": "certified, shells where run",
 }
 
 
@@ -66,7 +64,7 @@ def report_data(
     >>> len(data.samples), data.correct, data.at_epsilons.certified.counts
     (4, 4, (4,))
     """
-    certificate = _on_cpu(certificate)
+    certificate = certificate.cpu()
     x = _inputs(certificate, network, x)
     _require_same_labels(certificate, y)
     classes = _class_names(certificate, class_names)
@@ -108,24 +106,14 @@ def curves(certificate: Certificate, epsilons: Sequence[float], name: str) -> Cu
     return Curves(name, tuple(epsilons), tuple(found))
 
 
-def _on_cpu(certificate: Certificate) -> Certificate:
-    values: dict[str, Any] = {part.name: getattr(certificate, part.name) for part in fields(certificate)}
-    moved: dict[str, Any] = {
-        name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()
-    }
-    return Certificate(**moved)
-
-
 def _inputs(certificate: Certificate, network: Network | None, x: Tensor | None) -> Tensor | None:
     if len(certificate) == 0:
         raise InvalidInput("There is nothing to report: the certificate has no samples.")
     if x is None:
         return None
-    if x.shape != certificate.witness.shape:
-        raise InvalidInput(
-            f"x must be the inputs that were certified, of shape {tuple(certificate.witness.shape)}, "
-            f"got {tuple(x.shape)}."
-        )
+    certified = (len(certificate), *certificate.in_shape)
+    if x.shape != certified:
+        raise InvalidInput(f"x must be the inputs that were certified, of shape {certified}, got {tuple(x.shape)}.")
     if network is not None:
         network.require_batch(x)
     return x.detach().cpu().to(torch.float64)

@@ -35,7 +35,8 @@ def digests_of(certificate: Certificate, network: Network | None, x: Tensor | No
         InvalidInput: if the certificate tells that it is of another network or of other inputs.
     """
     values = (getattr(certificate, part.name) for part in fields(certificate))
-    found = {"certificate": tensor_digest(*(value for value in values if isinstance(value, Tensor)))}
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    found = {"certificate": tensor_digest(*tensors, *certificate.radii.values())}
     weights = matching_network(certificate.evidence, network)
     if weights:
         found["network"] = weights

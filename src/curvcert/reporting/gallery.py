@@ -64,7 +64,10 @@ def _nearest_points(
 ) -> dict[int, tuple[Tensor, str]]:
     """Return the nearest misclassified point known of each sample shown, and where it comes from."""
     known = [index for index in shown if bool(certificate.attack_radius[index].isfinite())]
-    found = {index: (certificate.witness[index], "witness") for index in known}
+    places = {sample: place for place, sample in enumerate(certificate.witness_index.tolist())}
+    # A misclassified input is its own witness, and none is stored.
+    points = certificate.witness_points
+    found = {index: (points[places[index]] if index in places else x[index], "witness") for index in known}
     if not searches:
         return found
     if network is None:

@@ -42,7 +42,7 @@ _HEADINGS = {
     "radius": "Certified",
     "lipschitz_radius": "Lipschitz",
     "curvature_radius": "Curvature",
-    "local_radius": "Local",
+    "local_radius": "Shell",
     "attack_radius": "Witness",
     "search_radius": "Search",
     "margin": "Margin",

@@ -19,11 +19,12 @@ def draw_witnesses(certificate: Certificate, network: Network, x: Tensor, path: 
     if x.dim() != 4 or x.shape[1] != 1:
         raise InvalidInput(f"Expected grey images of shape (batch, 1, height, width), got {tuple(x.shape)}.")
     shown = found[certificate.attack_radius[found].argsort()][:most]
-    classes = network(certificate.witness[shown]).flatten(1).argmax(dim=1)
+    points = certificate.witness[shown]
+    classes = network(points).flatten(1).argmax(dim=1)
     figure = Figure(figsize=(1.5 * len(shown), 4.6), layout="constrained")
     grid = figure.subplots(3, len(shown), squeeze=False)
     for column, (index, after) in enumerate(zip(shown.tolist(), classes.tolist(), strict=True)):
-        image, witness = x[index, 0].cpu(), certificate.witness[index, 0].cpu()
+        image, witness = x[index, 0].cpu(), points[column, 0].cpu()
         step = witness - image
         before, distance = int(certificate.label[index]), float(certificate.attack_radius[index])
         titles = (f"{before}", f"{after}", f"step, l{certificate.p:g} {distance:.3f}")

@@ -8,7 +8,6 @@ from curvcert.activations import TANH
 from curvcert.bounds.curvature import jacobians
 from curvcert.bounds.curvature.jacobians import can_push, push_jacobians
 from curvcert.bounds.lipschitz.drift import carry_ball
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Block, Network
 from tests.bounds.cases import feed_forward, randn
@@ -33,7 +32,7 @@ def test_nothing_leaves_the_enclosure(case) -> None:
     network = case.make()
     x, r = 0.5 * randn(2, *network.in_shape, seed=1), torch.tensor([0.05, 0.6], dtype=F64)
     problem = make_problem(network, 2, None, x, r, None, None)
-    reached = carry_ball(problem, problem.scope, liplt_prefixes(problem, problem.norms))
+    reached = carry_ball(problem, problem.scope)
     narrowed, pushed = push_jacobians(problem, problem.scope, reached)
     steps = randn(40, 2, *network.in_shape, seed=2)
     steps = steps / torch.linalg.vector_norm(steps.flatten(2), dim=2).reshape(40, 2, *(1,) * len(network.in_shape))

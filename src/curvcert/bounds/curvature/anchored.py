@@ -16,6 +16,7 @@ Reference: Entesari et al. (ICML 2024), theorem `prop:anchoredIterativeJacobian`
 norms in place of p*-operator norms.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +25,16 @@ from torch import Tensor
 from curvcert.activations import anchored_curvature_range, second_derivative_range
 from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
 from curvcert.bounds.curvature.compositional import block_lipschitz
-from curvcert.bounds.lipschitz.anchored import anchored_slopes
+from curvcert.bounds.lipschitz.anchored import anchored_constants_of_values
 from curvcert.bounds.lipschitz.drift import Reached, activation_gradients, carry_ball, carry_gradients
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import block_growth
+from curvcert.bounds.lipschitz.sloped import composed, stacked_size
 from curvcert.bounds.types import Ball, Bound, LayerTerm
-from curvcert.network import Block, Network
+from curvcert.network import Block
 from curvcert.network.evaluation import Computed
+from curvcert.network.rewriting.units import Unit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
@@ -52,18 +54,21 @@ def anchored_curvature_bound(problem: Problem) -> Bound:
 def _bound(problem: Problem) -> Bound:
     x, norms, network = problem.anchor, problem.norms, problem.network
     point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
-    reached = carry_ball(problem, point, liplt_prefixes(problem, norms))
+    reached = carry_ball(problem, point)
     steps = _steps(problem, reached)
-    K = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    found = {0: torch.zeros(len(x), dtype=torch.float64, device=x.device)}
     per_layer = []
     for step in steps:
-        if step.last and problem.scalars:
-            K = K[:, None]
+        before = [found[source] for source in step.unit.sources]
         reach = step.omega * _column(step.anchored, step.omega)
-        first = step.lipschitz * K + _column(step.jacobian, step.omega) * reach
-        second = step.growth * K + step.prefix * reach
+        grown = [
+            composed(step.unit, before, constant, problem, step.last) for constant in (step.lipschitz, step.growth)
+        ]
+        first = grown[0] + _column(step.jacobian, step.omega) * reach
+        second = grown[1] + step.prefix * reach
         K = inflate(torch.minimum(first, second), gamma(16))
-        per_layer.append(LayerTerm(step.name, "prefix", K, "anchored"))
+        found[step.unit.output] = K
+        per_layer.append(LayerTerm(step.unit.block.name, "prefix", K, "anchored"))
     weighed = _weighed_by_gradient(problem, reached, steps) if problem.scalars else None
     K = K if weighed is None else torch.minimum(K, weighed)
     value = problem.shaped(K)
@@ -72,9 +77,9 @@ def _bound(problem: Problem) -> Bound:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What the recursions need of one block: global, anchored and pointwise constants."""
+    """What the recursions need of one unit: global, anchored and pointwise constants."""
 
-    name: str
+    unit: Unit
     last: bool
     lipschitz: Tensor
     growth: Tensor
@@ -86,34 +91,28 @@ class Step:
 
 
 def _steps(problem: Problem, reached: list[Reached]) -> list[Step]:
-    norms = problem.norms
-    prefixes = liplt_prefixes(problem, norms)
-    anchored = _anchored_prefixes(problem, reached, prefixes)
+    everywhere, p = value_constants(problem), problem.p
+    points = {part.unit.z: part.z for part in reached}
+    anchored = anchored_constants_of_values(problem, points)
+    jacobians = {0: anchored[0]}
     steps = []
-    for k, part in enumerate(reached):
-        last = k == len(reached) - 1
-        jacobian = torch.minimum(anchored[k], _prefix_jacobian_norms(problem, k))
-        lipschitz = block_lipschitz(part.block, problem, norms, last)
-        if isinstance(part.block, Block) and part.z is not None:
-            constants = anchored_constants(part.block, part.z)
-            omega = _anchored_block_curvature(part.block, constants, problem, last)
-        else:
-            constants, omega = None, torch.zeros_like(part.constant)
-        steps.append(
-            Step(part.block.name, last, lipschitz, part.constant, prefixes[k], anchored[k], jacobian, omega, constants)
-        )
+    for part in reached:
+        unit, block, last = part.unit, part.block, part is reached[-1]
+        prefix, L, jacobian = (_of_stacked(table, unit, p) for table in (everywhere, anchored, jacobians))
+        lipschitz = block_lipschitz(block, problem, problem.norms, last)
+        constants, omega = None, torch.zeros_like(part.constant)
+        if isinstance(block, Block) and part.z is not None:
+            constants = anchored_constants(block, part.z)
+            omega = _anchored_block_curvature(block, constants, problem, last)
+        steps.append(Step(unit, last, lipschitz, part.constant, prefix, L, jacobian, omega, constants))
+        if not last:
+            jacobians[unit.output] = torch.minimum(anchored[unit.output], _jacobian_norms(problem, unit.output))
     return steps
 
 
-def _anchored_prefixes(problem: Problem, reached: list[Reached], prefixes: list[Tensor]) -> list[Tensor]:
-    """Return anchored Lipschitz constants of x -> x_k, for every block's input."""
-    found = [torch.ones(len(problem.anchor), dtype=torch.float64, device=problem.anchor.device)]
-    for k, part in enumerate(reached[:-1]):
-        growth = part.constant
-        if isinstance(part.block, Block) and part.z is not None:
-            growth = block_growth(part.block, anchored_slopes(part.block, part.z), problem)
-        found.append(inflate(torch.minimum(found[-1] * growth, prefixes[k + 1]), gamma(4)))
-    return found
+def _of_stacked(table: dict[int, Tensor], unit: Unit, p: float) -> Tensor:
+    """Return the constant of what a unit reads, stacked, from those of the values."""
+    return stacked_size([table[source] for source in unit.sources], p)
 
 
 def _column(per_sample: Tensor, like: Tensor) -> Tensor:
@@ -136,16 +135,13 @@ def anchored_constants(block: Block, z: Computed) -> Tensor:
     return largest.clamp(max=block.activation.curvature_c)
 
 
-def _prefix_jacobian_norms(problem: Problem, k: int) -> Tensor:
-    """Bound the p -> p norms of the Jacobians of x -> x_k at the points."""
+def _jacobian_norms(problem: Problem, value: int) -> Tensor:
+    """Bound the p -> p norms of the Jacobians of x -> v at the points; inf where they would be too large."""
     x = problem.anchor
-    if k == 0:
-        return torch.ones(len(x), dtype=torch.float64, device=x.device)
-    prefix: Network = problem.network.prefix(k)
-    if prefix.outputs > JACOBIAN_ROWS:
+    if math.prod(problem.network.nodes[value].shape) > JACOBIAN_ROWS:
         return torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
     point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
-    return local_bound(Problem(prefix, problem.p, problem.p, point, norms=problem.norms)).value
+    return local_bound(Problem(problem.network.up_to(value), problem.p, problem.p, point, norms=problem.norms)).value
 
 
 def _anchored_block_curvature(block: Block, constants: Tensor, problem: Problem, last: bool) -> Tensor:
@@ -205,9 +201,10 @@ def _weighed_by_gradient(problem: Problem, reached: list[Reached], steps: list[S
     if covectors is None:
         return None
     total = torch.zeros_like(covectors[0].drift)
-    for block, behind, step in zip(problem.network.blocks, covectors[1:], steps, strict=True):
+    for step in steps:
+        block = step.unit.block
         if isinstance(block, Block) and step.constants is not None:
-            u, drift = activation_gradients(block, behind, problem)
+            u, drift = activation_gradients(block, covectors[step.unit.output], problem)
             sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
             bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)
             total = total + bilinear * step.prefix * step.anchored[:, None]

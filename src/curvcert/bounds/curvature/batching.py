@@ -42,7 +42,7 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
 
 def elements_per_sample(problem: Problem) -> int:
     """Return how many numbers the widest batch of covectors of one sample holds."""
-    blocks = problem.network.blocks
+    blocks = [unit.block for unit in problem.network.units]
     hidden = [block.W.out_size for block in blocks if isinstance(block, Block)]
     states = [math.prod(block.out_shape) for block in blocks]
     rows = [n for n in states[:-1] if n <= JACOBIAN_ROWS]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.drift import Reached, ball_slopes
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import block_growth
+from curvcert.bounds.lipschitz.sloped import block_growth, composed, stacked_size
 from curvcert.bounds.types import Ball
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap
@@ -83,27 +83,44 @@ def _congruent(gram: Tensor, error: Tensor, roots: Tensor) -> Tensor:
 
 
 def can_push(problem: Problem) -> bool:
-    """Tell whether Jacobians of every layer are small enough to be formed, in l2."""
-    blocks = problem.network.blocks
+    """Whether Jacobians of every value are small enough to be formed, in l2."""
+    blocks = [unit.block for unit in problem.network.units]
     widest = max(block.W.out_size if isinstance(block, Block) else math.prod(block.out_shape) for block in blocks)
     return problem.p == 2 and widest * math.prod(problem.network.in_shape) <= JACOBIAN_ELEMENTS
 
 
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """The computed Jacobian of a value, as images (batch or 1, inputs, ...) of the input's basis, and its drift."""
+
+    X: Tensor
+    drift: Tensor
+
+
 def push_jacobians(problem: Problem, ball: Ball, reached: list[Reached]) -> tuple[list[Reached], list[Pushed | None]]:
-    """Return, for every block, what it does over the ball with reaches narrowed, and its Jacobian (None if affine)."""
+    """Return, for every unit, what it does over the ball with reaches narrowed, and its Jacobian (None if affine)."""
     n, batch = math.prod(problem.network.in_shape), len(ball.x)
-    X = torch.eye(n, dtype=torch.float64, device=ball.x.device).reshape(1, n, *problem.network.in_shape)
-    F = ball.r.new_zeros(batch)
+    eye = torch.eye(n, dtype=torch.float64, device=ball.x.device).reshape(1, n, *problem.network.in_shape)
+    images = {0: _Image(eye, ball.r.new_zeros(batch))}
     narrowed: list[Reached] = []
     found: list[Pushed | None] = []
-    for k, part in enumerate(reached):
-        last = k == len(reached) - 1
-        pushed, part = _narrowed(part, X, F, ball, problem, last)
+    for part in reached:
+        unit, last, read = part.unit, part is reached[-1], [images[source] for source in part.unit.sources]
+        X, F = _stacked([image.X for image in read]), [image.drift for image in read]
+        pushed, part = _narrowed(part, X, stacked_size(F, 2), ball, problem, last)
         narrowed.append(part)
         found.append(pushed)
         if not last:
-            X, F = _next(part, pushed, X, F, problem)
+            images[unit.output] = _Image(*_next(part, pushed, X, F, problem))
     return narrowed, found
+
+
+def _stacked(images: list[Tensor]) -> Tensor:
+    """Return the Jacobian of the values that a unit reads, as one."""
+    if len(images) == 1:
+        return images[0]
+    batch = max(len(X) for X in images)
+    return torch.cat([X.expand(batch, *X.shape[1:]).flatten(2) for X in images], dim=2)
 
 
 def _narrowed(
@@ -123,10 +140,10 @@ def _narrowed(
     return pushed, replace(part, reach=reach, slopes=slopes, constant=constant)
 
 
-def _next(part: Reached, pushed: Pushed | None, X: Tensor, F: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+def _next(part: Reached, pushed: Pushed | None, X: Tensor, F: list[Tensor], problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the next Jacobian, as images of the input's basis, and its drift."""
     block: AbstractBlock = part.block
-    grown = part.constant * F
+    grown = composed(part.unit, F, part.constant, problem, last=False)
     if isinstance(block, Affine):
         return block.H.apply(X), inflate(grown + _frobenius(image_error(block.H, X)), gamma(8))
     assert isinstance(block, Block)
@@ -135,7 +152,7 @@ def _next(part: Reached, pushed: Pushed | None, X: Tensor, F: Tensor, problem: P
     assert part.slopes is not None
     S = block.activation.derivative(part.z.value)
     gap = inflate(torch.maximum(part.slopes.upper - S, S - part.slopes.lower).clamp(min=0.0), 0.0)
-    inner = S.unsqueeze(1) * pushed.J.mT.reshape(len(F), -1, *block.W.out_shape)
+    inner = S.unsqueeze(1) * pushed.J.mT.reshape(len(grown), -1, *block.W.out_shape)
     steepest = part.slopes.steepest.flatten(1).amax(dim=1)
     off = pushed.weighted_norm(gap.flatten(1)) + steepest * _frobenius(image_error(block.W, X))
     off = off + UNIT_ROUNDOFF * _frobenius(inner)

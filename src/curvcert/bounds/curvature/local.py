@@ -28,9 +28,10 @@ from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.curvature.jacobians import Pushed, can_push, push_jacobians
 from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.drift import Covectors, Reached, activation_gradients, carry_ball, carry_gradients
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import composed, stacked_size
 from curvcert.bounds.types import Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
 from curvcert.network import Block
@@ -52,40 +53,44 @@ def local_curvature_bound(problem: Problem) -> Bound:
 def _bound(problem: Problem, everywhere: list[Tensor | None], gradients: list[GradientBound | None]) -> Bound:
     ball = problem.scope
     assert isinstance(ball, Ball)
-    reached = carry_ball(problem, ball, liplt_prefixes(problem, problem.norms))
+    reached = carry_ball(problem, ball)
     jacobians: list[Pushed | None] = [None] * len(reached)
     if can_push(problem):
         reached, jacobians = push_jacobians(problem, ball, reached)
     covectors = carry_gradients(problem, reached)
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
-    prefixes = _prefix_constants(problem, ball, reached)
+    constants = _constants(problem, ball, reached)
     total = torch.zeros_like(covectors[0].drift)
     per_layer = []
-    for k, (part, behind, L) in enumerate(zip(reached, covectors[1:], prefixes, strict=True)):
+    for k, part in enumerate(reached):
         gradient, known = gradients[k], everywhere[k]
         if not isinstance(part.block, Block) or gradient is None or known is None:
             continue
-        term = torch.minimum(_term(part, part.block, behind, L, jacobians[k], gradient, problem), known)
+        L = stacked_size([constants[source] for source in part.unit.sources], problem.p)
+        term = _term(part, part.block, covectors[part.unit.output], L, jacobians[k], gradient, problem)
+        term = torch.minimum(term, known)
         total = total + term
         per_layer.append(LayerTerm(part.block.name, "term", term, "local"))
     value = problem.shaped(inflate(total, gamma(8 * len(reached))))
     return problem.norms.result(value, problem.p, problem.q, ball, "local", tuple(per_layer), problem.network.assumes)
 
 
-def _prefix_constants(problem: Problem, ball: Ball, reached: list[Reached]) -> list[Tensor]:
-    """Return Lipschitz constants over the ball of x -> x_k, for every block's input."""
-    constants, everywhere = [torch.ones_like(ball.r)], liplt_prefixes(problem, problem.norms)
-    for k in range(1, len(reached)):
-        product = torch.minimum(constants[-1] * reached[k - 1].constant, everywhere[k])
-        if problem.network.prefix(k).outputs <= JACOBIAN_ROWS:
-            product = torch.minimum(product, _local_prefix(problem, ball, k))
-        constants.append(inflate(product, gamma(4)))
-    return constants
+def _constants(problem: Problem, ball: Ball, reached: list[Reached]) -> dict[int, Tensor]:
+    """Return Lipschitz constants over the ball of x -> v, for every value that a unit may read."""
+    found, everywhere = {0: torch.ones_like(ball.r)}, value_constants(problem)
+    for part in reached[:-1]:
+        unit = part.unit
+        L = composed(unit, [found[source] for source in unit.sources], part.constant, problem, last=False)
+        L = torch.minimum(L, everywhere[unit.output])
+        if math.prod(part.block.out_shape) <= JACOBIAN_ROWS:
+            L = torch.minimum(L, _local_prefix(problem, ball, unit.output))
+        found[unit.output] = inflate(L, gamma(4))
+    return found
 
 
-def _local_prefix(problem: Problem, ball: Ball, k: int) -> Tensor:
-    prefix = Problem(problem.network.prefix(k), problem.p, problem.p, ball, norms=problem.norms)
+def _local_prefix(problem: Problem, ball: Ball, value: int) -> Tensor:
+    prefix = Problem(problem.network.up_to(value), problem.p, problem.p, ball, norms=problem.norms)
     return local_bound(prefix).value
 
 

@@ -1,21 +1,23 @@
-r"""Anchored Lipschitz constants: one point fixed, the other anywhere, one value a sample.
+r"""Anchored Lipschitz constants: one point fixed, the other anywhere, one value per sample.
 
 Each activation is as steep as seen from its own value at x, so
 :math:`L_h(x) = \|H\| + \|G\| \|\mathrm{diag}(L_\Phi(z)) W\|`, and a prefix never exceeds its global constant.
 Reference: Entesari et al. (ICML 2024), appendix "Calculation of Anchored Lipschitz".
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_slope_range
 from curvcert.bounds.lipschitz.block_constants import block_product
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, last_growth
+from curvcert.bounds.lipschitz.sloped import Slopes, block_growth, composed, last_growth
 from curvcert.bounds.types import Bound, LayerTerm
 from curvcert.network import AbstractBlock, Block
-from curvcert.network.evaluation import Computed, Evaluation, evaluate_with_error
+from curvcert.network.evaluation import Computed, evaluate_with_error
 from curvcert.rounding import inflate
 
 
@@ -36,24 +38,29 @@ def anchored_slopes(block: Block, z: Computed) -> Slopes:
 def anchored_bound(problem: Problem) -> Bound:
     """Bound the anchored Lipschitz constants at a batch of points."""
     network, norms = problem.network, problem.norms
-    prefixes = anchored_prefixes(problem, evaluate_with_error(network, problem.anchor, norms))
-    terms = zip(network.blocks, prefixes[1:], strict=True)
-    per_layer = tuple(LayerTerm(block.name, "prefix", L, "anchored") for block, L in terms)
-    value = problem.shaped(prefixes[-1])
+    evaluation = evaluate_with_error(network, problem.anchor, norms)
+    constants = anchored_constants_of_values(
+        problem, {unit.z: evaluation.values[unit.z] for unit in network.units if unit.z is not None}
+    )
+    per_layer = tuple(
+        LayerTerm(unit.block.name, "prefix", constants[unit.output], "anchored") for unit in network.units
+    )
+    value = problem.shaped(constants[network.units[-1].output])
     return norms.result(value, problem.p, problem.q, problem.scope, "anchored", per_layer, network.assumes)
 
 
-def anchored_prefixes(problem: Problem, evaluation: Evaluation) -> list[Tensor]:
-    """Return anchored constants of x -> x_k for k = 0, ..., K, one a sample; the last in the final norm."""
-    x, blocks = problem.anchor, problem.network.blocks
-    everywhere = liplt_prefixes(problem, problem.norms)
-    prefixes = [torch.ones(len(x), dtype=torch.float64, device=x.device)]
-    for k, (block, z) in enumerate(zip(blocks, evaluation.pre_activations, strict=True)):
-        last, L = k == len(blocks) - 1, prefixes[-1]
-        if last and problem.scalars:
-            L = L[:, None]
-        prefixes.append(torch.minimum(L * _growth(block, z, problem, last), everywhere[k + 1]))
-    return prefixes
+def anchored_constants_of_values(problem: Problem, points: Mapping[int | None, Computed | None]) -> dict[int, Tensor]:
+    """Return anchored constants of x -> v for every value that a unit ends in, one per sample; the last final.
+
+    `points` holds the computed pre-activations by their numbers.
+    """
+    x, units, everywhere = problem.anchor, problem.network.units, value_constants(problem)
+    found = {0: torch.ones(len(x), dtype=torch.float64, device=x.device)}
+    for unit in units:
+        last, read = unit is units[-1], [found[source] for source in unit.sources]
+        L = composed(unit, read, _growth(unit.block, points.get(unit.z), problem, last), problem, last)
+        found[unit.output] = torch.minimum(L, everywhere[unit.output])
+    return found
 
 
 def _growth(block: AbstractBlock, z: Computed | None, problem: Problem, last: bool) -> Tensor:

@@ -52,3 +52,14 @@ def _prefixes(problem: Problem, norms: AbstractNorms[R]) -> list[Tensor]:
 def liplt_bound(problem: Problem, norms: AbstractNorms[R]) -> R:
     """Bound the Lipschitz constant of a network by LipLT."""
     return bound_of(growth(problem, norms), problem, norms, "liplt")
+
+
+def value_constants(problem: Problem) -> dict[int, Tensor]:
+    """Return Lipschitz constants of x -> v for the input and for every value that a unit ends in; the last final."""
+
+    def found() -> list[Tensor]:
+        known, units = growth(problem, problem.norms), problem.network.units
+        return [known.of(0), *(known.of(unit.output) for unit in units[:-1]), known.of_output()]
+
+    values = problem.once("liplt", found)
+    return dict(zip((0, *(unit.output for unit in problem.network.units)), values, strict=True))

@@ -1,8 +1,8 @@
 r"""Lipschitz constants over a ball: both points in it, slopes from the interval that each neuron can reach.
 
-Two kinds of bounds, and the least counts: the product of the blocks' constants over the balls that the ball
-becomes on its way (`drift.py`), and the gradients at x with a bound on how far they drift, which is exact as
-r goes to 0 for a scalar, for q = inf and for p = q = 2.
+Two kinds of bounds, and the least counts: the product of the units' constants over the balls that the ball becomes on
+its way (`drift.py`), summed over what a unit reads, and the gradients at x with a bound on how far they drift, which is
+exact as r goes to 0 for a scalar, for q = inf and for p = q = 2.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import Covectors, Reached, carry_ball, carry_gradients, covector_size
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.drift import (
+    Covectors,
+    Reached,
+    carry_ball,
+    carry_gradients,
+    covector_size,
+)
+from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.bounds.types import Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
@@ -24,15 +31,10 @@ def local_bound(problem: Problem) -> Bound:
     """Bound the Lipschitz constants over balls about a batch of points."""
     if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
-    prefixes = liplt_prefixes(problem, problem.norms)
-    reached = carry_ball(problem, problem.scope, prefixes)
-    total = torch.ones_like(problem.scope.r)
-    per_layer = []
-    for k, part in enumerate(reached):
-        if k == len(reached) - 1 and problem.scalars:
-            total = total[:, None]
-        total = torch.minimum(total * part.constant, prefixes[k + 1])
-        per_layer.append(LayerTerm(part.block.name, "prefix", total, "local"))
+    reached = carry_ball(problem, problem.scope)
+    constants = constants_over_ball(problem, reached)
+    total = constants[reached[-1].unit.output]
+    per_layer = [LayerTerm(part.block.name, "prefix", constants[part.unit.output], "local") for part in reached]
     for drifted in _drifted_bounds(problem, reached):
         total = torch.minimum(total, drifted)
     value = problem.shaped(inflate(total, gamma(64)))
@@ -41,8 +43,20 @@ def local_bound(problem: Problem) -> Bound:
     )
 
 
+def constants_over_ball(problem: Problem, reached: list[Reached]) -> dict[int, Tensor]:
+    """Return Lipschitz constants over the ball of x -> v for every value that a unit ends in; the last final."""
+    everywhere, like = value_constants(problem), reached[0].constant
+    found = {0: torch.ones(len(like), dtype=like.dtype, device=like.device)}
+    for part in reached:
+        unit, last = part.unit, part is reached[-1]
+        read = [found[source] for source in unit.sources]
+        L = composed(unit, read, part.constant, problem, last)
+        found[unit.output] = torch.minimum(L, everywhere[unit.output])
+    return found
+
+
 def _drifted_bounds(problem: Problem, reached: list[Reached]) -> Iterator[Tensor]:
-    r"""Yield bounds from the gradients at the centre and their drift; none if a block has no slopes.
+    r"""Yield bounds from the gradients at the centre and their drift; none if a unit has no slopes.
 
     The constants :math:`L_i` of the outputs give the vector's: :math:`\|f(x) - f(y)\|_q \le \|(L_i)\|_q \|x - y\|_p`.
     """

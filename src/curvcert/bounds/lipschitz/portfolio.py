@@ -79,9 +79,7 @@ class Anchored(AbstractLipschitzMethod):
 
     def reason_to_skip(self, problem: Problem) -> str | None:
         """Apply where the point is fixed: an anchored bound never stands for a ball."""
-        if not isinstance(problem.scope, Anchor):
-            return "anchored: needs at=x and no radius"
-        return None if problem.network.is_chain else "anchored: needs a chain of blocks"
+        return None if isinstance(problem.scope, Anchor) else "anchored: needs at=x and no radius"
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -97,9 +95,7 @@ class Local(AbstractLipschitzMethod):
 
     def reason_to_skip(self, problem: Problem) -> str | None:
         """Apply to a ball."""
-        if not isinstance(problem.scope, Ball):
-            return "local: needs at=x and radius=r"
-        return None if problem.network.is_chain else "local: needs a chain of blocks"
+        return None if isinstance(problem.scope, Ball) else "local: needs at=x and radius=r"
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""

@@ -47,6 +47,10 @@ class Problem:
             return norms.row_norms(op, conjugate(self.p)).flatten()
         return norms.norm(op, self.p, self.q)
 
+    def inner_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
+        """Return the p -> p norm of a map inside the network."""
+        return norms.norm(op, self.p, self.p)
+
     def shaped(self, value: Tensor) -> Tensor:
         """Return a result without the dimension that a single scalar does not need."""
         return value.squeeze(-1) if self.squeeze else value

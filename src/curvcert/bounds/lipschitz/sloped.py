@@ -4,13 +4,15 @@ When every quotient :math:`(\phi(z_l') - \phi(z_l)) / (z_l' - z_l)` lies in an i
 :math:`h(x') - h(x) = (H + G D W)(x' - x)` with a diagonal D in those intervals, one problem a sample.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.network import Block
+from curvcert.network import Affine, Block
+from curvcert.network.rewriting.units import Unit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.magnitudes import image_error
@@ -38,6 +40,26 @@ class Slopes:
     def intersect(self, other: "Slopes") -> "Slopes":
         """Return the slopes that lie in both."""
         return Slopes(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+
+def stacked_size(sizes: Sequence[Tensor], p: float) -> Tensor:
+    """Bound the p-norm of values that are stacked, given bounds on the p-norm of each."""
+    return sizes[0] if len(sizes) == 1 else norm_upper_bound_of_vectors(torch.stack([*sizes]), p, 0)
+
+
+def composed(unit: Unit, sizes: Sequence[Tensor], constant: Tensor, problem: Problem, last: bool) -> Tensor:
+    """Return how far what a unit gives moves, one per sample, given how far what it reads does.
+
+    `constant` is that of its block on what it reads, stacked; a sum of values also moves no further than its terms.
+    """
+    if last and problem.scalars:
+        sizes = [size[:, None] for size in sizes]
+    moved = stacked_size(sizes, problem.p) * constant
+    if unit.parts and isinstance(unit.block, Affine):
+        norm = problem.final_norm if last else problem.inner_norm
+        terms = [size * norm(A, problem.norms) for size, A in zip(sizes, unit.parts, strict=True)]
+        moved = torch.minimum(moved, torch.stack(terms).sum(dim=0))
+    return inflate(moved, gamma(4 + 2 * len(sizes)))
 
 
 def block_growth(block: Block, slopes: Slopes, problem: Problem) -> Tensor:

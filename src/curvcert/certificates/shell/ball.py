@@ -24,8 +24,9 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.local import ball_curvatures
 from curvcert.bounds.lipschitz.drift import ball_slopes
-from curvcert.bounds.lipschitz.sloped import Slopes
+from curvcert.bounds.lipschitz.sloped import Slopes, stacked_size
 from curvcert.certificates.shell.centre import AtCentre, Jacobian
+from curvcert.certificates.shell.layers import Layer
 from curvcert.certificates.shell.norms import stepped, vector_norms
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap
@@ -75,19 +76,31 @@ def over_balls(centres: list[AtCentre], t: Tensor, inputs: int) -> list[OverBall
     zero = torch.zeros_like(t)
     first = next((at for at in centres if at.z is not None), None)
     formed = first is not None and first.jacobian is not None
-    front = _Front(t, zero, t.new_zeros(len(t), inputs) if formed else None, (zero, zero))
+    fronts = {0: _Front(t, zero, t.new_zeros(len(t), inputs) if formed else None, (zero, zero))}
     found = []
-    for k, at in enumerate(centres):
-        part, front = _step(at, front, t, last=k == len(centres) - 1)
+    for at in centres:
+        unit = at.layer.unit
+        part, fronts[unit.output] = _step(at, [fronts[source] for source in unit.sources], t, last=at is centres[-1])
         found.append(part)
     return found
 
 
-def _step(at: AtCentre, front: _Front, t: Tensor, last: bool) -> tuple[OverBall, _Front]:
-    layer, block = at.layer, at.layer.block
+def _stacked(fronts: list[_Front], p: float) -> _Front:
+    """Return what is carried of several values, stacked; what Jacobians have is meant in l2 only."""
+    if len(fronts) == 1:
+        return fronts[0]
+    rho, R = (stepped(stacked_size(sizes, p)) for sizes in ([f.rho for f in fronts], [f.R for f in fronts]))
+    E = (stepped(stacked_size([f.E[0] for f in fronts], 2)), stepped(stacked_size([f.E[1] for f in fronts], 2)))
+    remainders = [f.r for f in fronts if f.r is not None]
+    r = torch.cat(remainders, dim=1) if len(remainders) == len(fronts) else None
+    return _Front(rho, R, r, E)
+
+
+def _step(at: AtCentre, fronts: list[_Front], t: Tensor, last: bool) -> tuple[OverBall, _Front]:
+    layer, block, front = at.layer, at.layer.block, _stacked(fronts, at.layer.p)
     if not isinstance(block, Block) or at.z is None or at.slopes is None:
-        return _affine_step(at, front, t)
-    moved = _moved(at, block, front, t)
+        return _affine_step(at, fronts, front, t)
+    moved = _moved(at, block, fronts, front, t)
     slopes, c = ball_slopes(block, at.z, moved.d), ball_curvatures(block, at.z, moved.d)
     linear = stepped(c * moved.d)
     saturated = torch.minimum(_farthest(slopes, at.slopes), linear)
@@ -107,20 +120,37 @@ def _step(at: AtCentre, front: _Front, t: Tensor, last: bool) -> tuple[OverBall,
     return part, _carried(at, at.jacobian, part, moved, replace(front, rho=rho), t)
 
 
-def _moved(at: AtCentre, block: Block, front: _Front, t: Tensor) -> _Moved:
+def _moved(at: AtCentre, block: Block, fronts: list[_Front], front: _Front, t: Tensor) -> _Moved:
     """Bound how far z moves, as a whole and neuron by neuron."""
     layer = at.layer
     zeta, d = layer.W * front.rho, layer.rows * front.rho[:, None]
+    if layer.parts:  # by what each value adds to z
+        zeta = torch.minimum(zeta, sum_of_parts(layer, [f.rho for f in fronts]))
+        d = torch.minimum(d, _rows_of_parts(layer, [f.rho for f in fronts]))
     Rz, rz = zeta, d
     if at.jacobian is not None:
-        rz = layer.rows * front.R[:, None]
+        rz, Rz = layer.rows * front.R[:, None], layer.W * front.R
+        if layer.parts:
+            rz = torch.minimum(rz, _rows_of_parts(layer, [f.R for f in fronts]))
+            Rz = torch.minimum(Rz, sum_of_parts(layer, [f.R for f in fronts]))
         if front.r is not None:
             rz = torch.minimum(rz, _image(magnitude(block.W), front.r))
-        Rz = torch.minimum(layer.W * front.R, vector_norms(rz, 2))
+        Rz = torch.minimum(Rz, vector_norms(rz, 2))
         zeta = torch.minimum(zeta, at.jacobian.norm * t + Rz)
         d = torch.minimum(d, at.jacobian.rows * t[:, None] + rz)
     zeta = stepped(zeta)
     return _Moved(zeta, stepped(torch.minimum(d, zeta[:, None])), stepped(Rz), stepped(rz))
+
+
+def sum_of_parts(layer: Layer, sizes: list[Tensor]) -> Tensor:
+    """Bound a sum of images by the norms of the maps."""
+    return stepped(torch.stack([norm * size for (norm, _), size in zip(layer.parts, sizes, strict=True)]).sum(dim=0))
+
+
+def _rows_of_parts(layer: Layer, sizes: list[Tensor]) -> Tensor:
+    """Bound the same neuron by neuron."""
+    terms = [rows * size[:, None] for (_, rows), size in zip(layer.parts, sizes, strict=True)]
+    return stepped(torch.stack(terms).sum(dim=0))
 
 
 def _unformed(at: AtCentre, part: OverBall, front: _Front, t: Tensor) -> _Front:
@@ -162,12 +192,22 @@ def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, fr
     return _Front(stepped(torch.minimum(front.rho, jacobian.output * t + R)), R, r, E)
 
 
-def _affine_step(at: AtCentre, front: _Front, t: Tensor) -> tuple[OverBall, _Front]:
+def _affine_step(at: AtCentre, fronts: list[_Front], front: _Front, t: Tensor) -> tuple[OverBall, _Front]:
     layer, H = at.layer, at.layer.H
-    rho = stepped(torch.minimum(H * front.rho, layer.reach * t))
+
+    def moved(whole: Tensor, parts: list[Tensor]) -> Tensor:
+        return torch.minimum(H * whole, sum_of_parts(layer, parts)) if layer.parts else H * whole
+
+    rho = stepped(torch.minimum(moved(front.rho, [f.rho for f in fronts]), layer.reach * t))
     r = None if front.r is None else _image(magnitude(layer.block.H), front.r)
-    E = (stepped(H * front.E[0]), stepped(H * front.E[1]))
-    return OverBall(H.expand_as(t)), _Front(rho, stepped(H * front.R), r, E)
+    R = stepped(moved(front.R, [f.R for f in fronts]))
+    if r is not None and layer.parts:
+        R = torch.minimum(R, stepped(vector_norms(r, 2)))
+    E = (
+        stepped(moved(front.E[0], [f.E[0] for f in fronts])),
+        stepped(moved(front.E[1], [f.E[1] for f in fronts])),
+    )
+    return OverBall(H.expand_as(t)), _Front(rho, R, r, E)
 
 
 def _growth(at: AtCentre, slopes: Slopes) -> Tensor:

@@ -146,20 +146,24 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
     covectors = carry_gradients(problem, carry_point(problem, evaluation))
     if covectors is None:
         raise UnsupportedModule("The local certificate needs a derivative of every block.")
-    found, push = [], _Push.start(layers)
+    found, pushes = [], _Push.start(layers)
     front = _Front.start(x)
     # Behind the convolutions of a trained 6C2F, signs make the norms of weighted Jacobians about half as large; the
     # radii of three dense networks hardly changed (at most 0.04%), at a third more time.
     kept = others.shape[1] == 1 and layers.jacobians_from != 0
-    for k, (layer, z) in enumerate(zip(layers.layers, evaluation.pre_activations, strict=True)):
-        last = k == len(layers.layers) - 1
+    for k, layer in enumerate(layers.layers):
+        unit, last = layer.unit, k == len(layers.layers) - 1
+        z = None if unit.z is None else evaluation.values[unit.z]
+        # Jacobians are formed from some unit on, and all that later ones read is formed as well.
+        push = _Push.stacked([pushes[source] for source in unit.sources]) if unit.sources[0] in pushes else None
         if isinstance(layer.block, Affine) or z is None:
             found.append(AtCentre(layer))
-            push = None if push is None or last else push.image(layer.block.H)
+            if push is not None and not last:
+                pushes[unit.output] = push.image(layer.block.H)
             continue
         flat = Computed(z.value.flatten(1), z.error.flatten(1), z.error_norm)
         slopes = ball_slopes(layer.block, flat, torch.zeros_like(flat.value))
-        sizes = _sizes(layer, covectors[k + 1], label, others)
+        sizes = _sizes(layer, covectors[unit.output], label, others)
         if k == layers.jacobians_from and push is None:
             push = front.push(layers)
         # Beside its Jacobian the growth of a first layer hardly counts, nor that of the last: the cheap norm will do.
@@ -167,7 +171,9 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
         sloped = layer.weighted(slopes.steepest) if cheap else _sloped_norms(layer, slopes)
         jacobian, steepness = None, None
         if push is not None:
-            jacobian, push = push.through(layer, flat.value, slopes, last, kept)
+            jacobian, result = push.through(layer, flat.value, slopes, last, kept)
+            if result is not None:
+                pushes[unit.output] = result
         elif layers.jacobians_from is not None:
             steepness = layers.steepness(k)
             front = front.through(layer, slopes, steepness)
@@ -246,7 +252,7 @@ class _Front:
         root = layers.root
         assert root is not None
         assert layers.jacobians_from is not None
-        block = layers.network.blocks[layers.jacobians_from]
+        block = layers.network.units[layers.jacobians_from].block
         assert isinstance(block, Block)
         error = layers.layers[layers.jacobians_from].W * self.error
         X = self.number.reshape(-1, *[1] * (1 + len(block.W.out_shape))) * root.reshape(
@@ -272,8 +278,8 @@ class _Known:
 class _Push:
     """Computed Jacobians of x -> x_k, as images (batch, columns, *shape) of a basis, and how far they may be off.
 
-    At the start, before the first block, `root` may hold R in place of the first W; behind a front it is `at_z`, the
-    Jacobian of the next block's z already.
+    At the input `root` may hold R in place of the only W that reads it; behind a front it is `at_z`, the Jacobian of
+    the next unit's z already.
     """
 
     X: Tensor
@@ -282,15 +288,25 @@ class _Push:
     root: Tensor | None = None
     known: _Known | None = None
     at_z: bool = False
+    at_input: bool = False
 
     @staticmethod
-    def start(layers: Layers) -> "_Push | None":
+    def start(layers: Layers) -> "dict[int, _Push]":
+        """Return what is known of the input's Jacobian, by its number; nothing where Jacobians start later."""
         if layers.jacobians_from != 0:
-            return None
+            return {}
         zero = torch.zeros((), dtype=torch.float64, device=layers.network.device)
-        first = layers.layers[0]  # at the start J is W itself
-        known = _Known(first.W, first.gram, torch.ones_like(zero)) if isinstance(first.block, Block) else None
-        return _Push(layers.basis, zero, layers.problem.norms, layers.root, known)
+        return {0: _Push(layers.basis, zero, layers.problem.norms, layers.root, at_input=True)}
+
+    @staticmethod
+    def stacked(pushes: "list[_Push]") -> "_Push":
+        """Return the Jacobian of several values, stacked."""
+        if len(pushes) == 1:
+            return pushes[0]
+        batch = max(len(push.X) for push in pushes)
+        X = torch.cat([push.X.expand(batch, *push.X.shape[1:]).flatten(2) for push in pushes], dim=2)
+        error = torch.stack([push.error.expand(batch) for push in pushes]).square().sum(dim=0).sqrt()
+        return _Push(X, inflate(error, STEP) + FLOOR, pushes[0].norms)
 
     def norm(self) -> Tensor:
         """Bound the spectral norm."""
@@ -344,6 +360,8 @@ class _Push:
         assert isinstance(block, Block)
         J = self.inner(block)
         known = self.known or _Known(J.norm(), None, torch.ones_like(J.error))
+        if self.at_input:  # J is W itself
+            known = _Known(layer.W, layer.gram, torch.ones_like(J.error))
         norm, gram = known.norm, known.gram
         result = None if last else self.outer(J, block, block.activation.derivative(z), slopes)
         output = inflate(layer.G * slopes.steepest.amax(dim=1) * norm, STEP)
@@ -352,6 +370,6 @@ class _Push:
         batch, rows = len(z), J.rows()
         gram = J.gram(rows) if gram is None else gram
         # At the start the matrix is the widest, and the same for all but for a number.
-        matrix = J.X.flatten(2).mT if kept and self.known is None else None
+        matrix = J.X.flatten(2).mT if kept and self.known is None and not self.at_input else None
         each = (norm.expand(batch), rows.expand(batch, -1), output.expand(batch))
         return Jacobian(*each, gram, J.error.expand(batch), known.scale.expand(batch), matrix), result

@@ -44,17 +44,23 @@ class GradientChange:
 def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pairs: int) -> GradientChange:
     """Bound the change of every pair's gradient over balls of radius t, (batch,)."""
     zero = t.new_zeros(len(t), pairs)
-    eta: Both = (zero, zero)
+    etas: dict[int, Both] = {centres[-1].layer.unit.output: (zero, zero)}
     total: Both | None = (zero, zero)
     for at, part in zip(reversed(centres), reversed(ball), strict=True):
-        growth = part.growth[:, None]
-        if at.z is None:
-            eta = (stepped(growth * eta[0]), stepped(growth * eta[1]))
-            continue
-        v, terms = _effects(at, part, t)
-        eta = (stepped(growth * eta[0] + at.layer.W * v[0]), stepped(growth * eta[1] + at.layer.W * v[1]))
-        if total is not None:
-            total = None if terms is None else (stepped(total[0] + terms[0]), stepped(total[1] + terms[1]))
+        layer, eta, growth = at.layer, etas.pop(at.layer.unit.output), part.growth[:, None]
+        sent: list[Both] = [(stepped(growth * eta[0]), stepped(growth * eta[1]))] * len(layer.unit.sources)
+        if at.z is not None:
+            v, terms = _effects(at, part, t)
+            whole = (stepped(growth * eta[0] + layer.W * v[0]), stepped(growth * eta[1] + layer.W * v[1]))
+            sent = [whole] * len(layer.unit.sources)
+            if total is not None:
+                total = None if terms is None else (stepped(total[0] + terms[0]), stepped(total[1] + terms[1]))
+        elif layer.parts:
+            sent = [(stepped(norm * eta[0]), stepped(norm * eta[1])) for norm, _ in layer.parts]
+        for source, each in zip(layer.unit.sources, sent, strict=True):
+            known = etas.get(source)
+            etas[source] = each if known is None else (stepped(known[0] + each[0]), stepped(known[1] + each[1]))
+    eta = etas[0]
     if total is not None:
         eta = (torch.minimum(eta[0], total[0]), torch.minimum(eta[1], total[1]))
     return GradientChange(*eta)

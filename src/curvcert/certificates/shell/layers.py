@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import block_lipschitz
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import stacked_size
 from curvcert.certificates.shell.norms import congruent_eigenvalues, frobenius_norms
 from curvcert.errors import UnsupportedModule
 from curvcert.network import AbstractBlock, Affine, Block, Network
+from curvcert.network.rewriting.units import Unit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.magnitudes import (
@@ -50,8 +52,9 @@ _FACTOR_SIZE = 1024
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One block, with the p -> p norms of its maps; `reach` is a Lipschitz constant of x -> x_k, all blocks so far."""
+    """One unit, with the p -> p norms of its maps; `reach` is a Lipschitz constant of x -> v, v what the unit gives."""
 
+    unit: Unit
     block: Block | Affine
     p: float
     norms: NormBounds
@@ -77,6 +80,12 @@ class Layer:
     def rows(self) -> Tensor:
         """The norms of W's rows, that of functionals: in the dual norm; flat."""
         return self.norms.row_norms(self._smooth.W, conjugate(self.p)).flatten()
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Where several values are read, the norm and the rows' norms, flat, of the part that each goes through."""
+        each = ((A, conjugate(self.p)) for A in self.unit.parts)
+        return tuple((self.norms.norm(A, self.p, self.p), self.norms.row_norms(A, q).flatten()) for A, q in each)
 
     @cached_property
     def plain(self) -> bool:
@@ -163,14 +172,14 @@ class Layers:
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The blocks with their norms."""
-        blocks, norms, p = self.network.blocks, self.problem.norms, self.problem.p
-        prefixes, layers = liplt_prefixes(self.pairs, norms), []
-        for k, block in enumerate(blocks):
-            last = k == len(blocks) - 1
+        units, norms, p = self.network.units, self.problem.norms, self.problem.p
+        constants, layers = value_constants(self.pairs), []
+        for k, unit in enumerate(units):
+            last = k == len(units) - 1
             # Distances behind the last block are never asked for.
-            constant = prefixes[0] if last else block_lipschitz(block, self.problem, norms, last)
-            reach = inflate(prefixes[0 if last else k + 1], gamma(8 * (k + 1)))
-            layers.append(Layer(_known(block), p, norms, inflate(constant, gamma(16)), reach))
+            constant = constants[0] if last else block_lipschitz(unit.block, self.problem, norms, last)
+            reach = inflate(constants[0 if last else unit.output], gamma(8 * (k + 1)))
+            layers.append(Layer(unit, _known(unit.block), p, norms, inflate(constant, gamma(16)), reach))
         return tuple(layers)
 
     @property
@@ -183,8 +192,10 @@ class Layers:
         """The transpose of R in place of the product of all W so far, or None where Jacobians start from a basis."""
         if self.jacobians_from is None:
             return None
-        first, *behind = self.network.blocks[: self.jacobians_from + 1]
-        if not isinstance(first, Block) or first.is_residual or not (behind or first.W.out_size < first.W.in_size):
+        first, *behind = (unit.block for unit in self.network.units[: self.jacobians_from + 1])
+        if not isinstance(first, Block) or first.is_residual or not reads_alone(self.network, 0):
+            return None
+        if not (behind or first.W.out_size < first.W.in_size):
             return None
         product = first.W
         for block in behind:
@@ -204,7 +215,11 @@ class Layers:
     def steepness(self, k: int) -> Tensor:
         """Bound the norm of the Jacobian of z in block k, anywhere."""
         layer = self.layers[k]
-        return inflate(layer.W * self.layers[k - 1].reach, 0.0) if k else layer.W
+        if layer.unit.sources == (0,):
+            return layer.W
+        given = {0: torch.ones_like(layer.W)} | {each.unit.output: each.reach for each in self.layers}
+        read = [given[source] for source in layer.unit.sources]
+        return inflate(layer.W * stacked_size(read, self.problem.p), gamma(4))
 
     @property
     def columns(self) -> int:
@@ -238,36 +253,48 @@ def _known(block: AbstractBlock) -> Block | Affine:
 
 
 def _jacobians_from(network: Network) -> int | None:
-    """Return the first block whose Jacobian fits, with those of all behind it; those before it are plain."""
-    for k, block in enumerate(network.blocks):
+    """Return the first unit whose Jacobian fits, with those of all behind it; those before it are plain."""
+    for k, unit in enumerate(network.units):
+        if k and not reads_alone(network, k):
+            return None
         if _jacobians_fit(network, k):
             return k
+        block = unit.block
         if not isinstance(block, Block) or block.is_residual or not isinstance(block.G, Identity):
             return None
     return None
 
 
+def reads_alone(network: Network, k: int) -> bool:
+    """Whether a unit reads the value before it and no other, and nobody else reads that."""
+    before = network.units[k - 1].output if k else 0
+    readers = [j for j, unit in enumerate(network.units) if before in unit.sources]
+    return network.units[k].sources == (before,) and readers == [k]
+
+
 def _product_of_norms(problem: Problem, start: int) -> float:
     """Bound what the product of the W of a front can grow to; 1 where there is no front."""
-    front = [block for block in problem.network.blocks[: start + 1] if isinstance(block, Block)] if start else []
-    return math.prod(float(problem.norms.norm(block.W, 2, 2)) for block in front)
+    front = [unit.block for unit in problem.network.units[: start + 1]] if start else []
+    return math.prod(float(problem.norms.norm(block.W, 2, 2)) for block in front if isinstance(block, Block))
 
 
 def _columns(network: Network, start: int) -> int:
-    first, inputs = network.blocks[start], math.prod(network.in_shape)
-    if isinstance(first, Block) and not first.is_residual:
+    first, inputs = network.units[start].block, math.prod(network.in_shape)
+    if isinstance(first, Block) and not first.is_residual and reads_alone(network, start):
         return first.W.out_size if start else min(first.W.out_size, inputs)
     return inputs
 
 
 def _jacobians_fit(network: Network, start: int) -> bool:
-    """Tell whether Jacobians from a block on fit; behind others it must be one with a W of its own."""
-    blocks = network.blocks[start:]
-    if start and (not isinstance(blocks[0], Block) or blocks[0].is_residual):
+    """Whether Jacobians from a unit on fit; behind others it must be one with a W of its own."""
+    units = network.units[start:]
+    first = units[0].block
+    if start and (not isinstance(first, Block) or first.is_residual):
         return False
-    sizes = [math.prod(block.out_shape) for block in blocks[:-1]]
-    sizes += [block.W.out_size for block in blocks if isinstance(block, Block)]
-    inputs, front = math.prod(network.in_shape), network.blocks[:start]
+    sizes = [math.prod(unit.block.out_shape) for unit in units[:-1]]
+    sizes += [unit.block.W.out_size for unit in units if isinstance(unit.block, Block)]
+    sizes += [math.prod(unit.block.in_shape) for unit in units if unit.parts]
+    inputs, front = math.prod(network.in_shape), [unit.block for unit in network.units[:start]]
     wider = any(isinstance(block, Block) and block.W.out_size > inputs for block in front)
     most = BEHIND_WIDER_LAYERS if wider else JACOBIAN_ELEMENTS
     return max(sizes, default=1) * _columns(network, start) <= most

@@ -1,6 +1,7 @@
 """What a certificate file claims, read by the checker itself, and whether the claims contradict each other."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,21 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from curvcert.certificates.checker.files import Content, read
-from curvcert.certificates.checker.outward import Array
+from curvcert.checker.files import Content, read
+from curvcert.checker.outward import Array
 
-KIND, VERSION = "curvcert-certificate", 1
+KIND, VERSION = "curvcert-certificate", 2
 
 _FIELDS = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
 _NUMBERS = (
     "radius",
-    "lipschitz_radius",
-    "curvature_radius",
-    "local_radius",
     "attack_radius",
     "search_radius",
     "margin",
 )
+_OTHERS = {
+    *("correct", "curvature_wins", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"),
+    *("witness_index", "witness_points"),
+}
+_RADII = "radii."
+"""What the names of the arrays begin with that hold the radii by one method."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +44,7 @@ class Claims:
     wins: NDArray[np.bool_]
     method: tuple[str, ...]
     radius: Array
-    lipschitz_radius: Array
-    curvature_radius: Array
-    local_radius: Array
+    radii: dict[str, Array]
     attack_radius: Array
     search_radius: Array
     margin: Array
@@ -50,7 +52,21 @@ class Claims:
     L: Array
     K: Array
     K_used: Array
-    witness: Array | None
+    witness_index: NDArray[np.int64]
+    witness_points: Array
+
+    def radius_by(self, name: str, k: int) -> float:
+        """Return the radius of a sample by one method, NaN where it was not run."""
+        found = self.radii.get(name)
+        return math.nan if found is None else float(found[k])
+
+    def witness(self, k: int) -> Array | None:
+        """Return the witness of a sample, if it has one."""
+        place = int(np.searchsorted(self.witness_index, k))
+        if place == len(self.witness_index) or self.witness_index[place] != k:
+            return None
+        found: Array = self.witness_points[place]
+        return found
 
 
 def read_claims(path: Path | str) -> Claims:
@@ -73,6 +89,8 @@ def read_claims(path: Path | str) -> Claims:
     if len(names) != 2 or not isinstance(content.header["network"], str):
         content.refuse("the names of the constants or the network's digest are missing")
     _texts(content, "notes")
+    radii = [name for name in content.arrays if re.fullmatch(_RADII + "[a-z0-9-]{1,40}", name)]
+    index = content.array("witness_index", "<i8").reshape(-1)
     claims = Claims(
         network=content.header["network"],
         p=p,
@@ -88,12 +106,13 @@ def read_claims(path: Path | str) -> Claims:
         L=content.array("L", "<f8", (classes, classes)),
         K=content.array("K", "<f8", (classes, classes)),
         K_used=content.array("K_used", "<f8", (n, classes)),
-        witness=content.array("witness", "<f8", (n, *in_shape)) if "witness" in content.arrays else None,
+        radii={name[len(_RADII) :]: content.array(name, "<f8", (n,)) for name in radii},
+        witness_index=index,
+        witness_points=content.array("witness_points", "<f8", (len(index), *in_shape)),
         **numbers,
     )
-    known = {*_NUMBERS, "correct", "curvature_wins", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"}
-    if set(content.arrays) - {"witness"} != known:
-        content.refuse(f"unknown arrays {sorted(set(content.arrays) - known - {'witness'})}")
+    if set(content.arrays) != {*_NUMBERS, *_OTHERS, *radii}:
+        content.refuse(f"unknown arrays {sorted(set(content.arrays) - {*_NUMBERS, *_OTHERS, *radii})}")
     _require_consistency(content, claims, classes)
     return claims
 
@@ -129,7 +148,8 @@ def _flags(content: Content, name: str, n: int) -> NDArray[np.bool_]:
 def _require_consistency(content: Content, claims: Claims, classes: int) -> None:
     correct, radius = claims.correct, claims.radius
     nonnegative = (claims.radius, claims.pair_radius, claims.attack_radius, claims.search_radius)
-    partial = (claims.lipschitz_radius, claims.curvature_radius, claims.local_radius, claims.L, claims.K, claims.K_used)
+    partial = (*claims.radii.values(), claims.L, claims.K, claims.K_used)
+    index = claims.witness_index
     least = np.where(correct, claims.pair_radius.min(axis=1), 0.0)
     nearest = np.minimum(claims.attack_radius, claims.search_radius)
     wrong = ~correct
@@ -145,6 +165,8 @@ def _require_consistency(content: Content, claims: Claims, classes: int) -> None
         ),
         (bool((claims.attack_radius[wrong] == 0).all()), "a misclassified sample has an attack radius"),
         (bool((radius[correct] <= nearest[correct]).all()), "a radius reaches beyond a misclassified point"),
+        (bool((np.diff(index) > 0).all()), "the samples with a witness are not given in order"),
+        (bool(((index >= 0) & (index < len(correct))).all()), "a witness is that of no sample"),
         (bool((claims.margin[correct] > 0).all()), "a sample is called correct with a margin of 0 or less"),
     )
     for holds, otherwise in rules:

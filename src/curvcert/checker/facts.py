@@ -5,11 +5,13 @@ from functools import cached_property
 
 import numpy as np
 
-from curvcert.certificates.checker import curvature, lipschitz
-from curvcert.certificates.checker.evaluation import Sizes, norms_of
-from curvcert.certificates.checker.lipschitz import Linear, Metric, Reached
-from curvcert.certificates.checker.model import Model
-from curvcert.certificates.checker.outward import Array, row_lengths, up
+from curvcert.checker import curvature, lipschitz
+from curvcert.checker.chain import Chain, chain_of
+from curvcert.checker.evaluation import Passed, Vector
+from curvcert.checker.lipschitz import Linear, Metric, Reached, Sizes
+from curvcert.checker.model import Model
+from curvcert.checker.outward import Array, row_lengths, up
+from curvcert.errors import UnsupportedModule
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +23,24 @@ class Facts:
     @property
     def smooth(self) -> bool:
         """Whether every activation has a Lipschitz derivative."""
-        return all(piece.act is None or piece.act.smooth for piece in self.model.pieces)
+        return all(node.act.smooth for node in self.model.activated.values())
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The blocks of the network."""
+        found = chain_of(self.model)
+        if found is None:
+            raise UnsupportedModule("a network that is no chain of blocks")
+        return found
+
+    def neurons(self, passed: Passed) -> list[Vector | None]:
+        """Return the pre-activation of every piece; None for an affine one."""
+        return [None if piece.act is None else passed.values[piece.z] for piece in self.chain.pieces]
 
     @cached_property
     def sizes(self) -> list[Sizes]:
         """The 2-norms of every piece's maps."""
-        return norms_of(self.model)
+        return lipschitz.norms_of(self.chain)
 
     @cached_property
     def parts(self) -> list[Linear]:
@@ -36,7 +50,7 @@ class Facts:
     @cached_property
     def reached(self) -> Reached:
         """Lipschitz constants of all inner values, in l2."""
-        return lipschitz.reached(self.model, self.parts, 2.0)
+        return lipschitz.reached(self.chain, self.parts, 2.0)
 
     @property
     def prefixes(self) -> list[float]:
@@ -46,40 +60,40 @@ class Facts:
     @cached_property
     def metrics(self) -> list[Metric] | None:
         """LipSDP's matrices, None for a network with skips."""
-        return lipschitz.metrics(self.model)
+        return lipschitz.metrics(self.chain)
 
     @cached_property
     def gradient_sizes(self) -> list[Array]:
         """Bounds on the gradients with respect to the activations, for every pair."""
-        return curvature.gradient_sizes(self.model, self.parts)
+        return curvature.gradient_sizes(self.chain, self.parts)
 
     @cached_property
     def hadamards(self) -> list[float]:
         """The Hadamard norms of every piece's W."""
-        return [0.0 if piece.W is None else curvature.hadamard(piece.W) for piece in self.model.pieces]
+        return [0.0 if piece.W is None else curvature.hadamard(piece.W) for piece in self.chain.pieces]
 
     @cached_property
     def rows(self) -> list[Array]:
         """The lengths of the rows of every piece's W."""
-        return [np.zeros(0) if piece.W is None else row_lengths(piece.W, 2) for piece in self.model.pieces]
+        return [np.zeros(0) if piece.W is None else row_lengths(piece.W, 2) for piece in self.chain.pieces]
 
     @cached_property
     def deviations(self) -> Array:
         """What the margin of a pair loses because the module departs from phi, as a table of classes."""
-        pieces = self.model.pieces
+        pieces = self.chain.pieces
         total = np.zeros(self.model.classes * (self.model.classes - 1) // 2)
-        if any(piece.deviation for piece in pieces):
+        if any(node.deviation for node in self.model.activated.values()):
             for piece, size in zip(pieces, self.gradient_sizes, strict=True):
                 if piece.W is not None:
-                    total = total + size * np.sqrt(len(piece.W.value)) * piece.deviation
+                    total = total + size * np.sqrt(len(piece.W.value)) * self.model.activated[piece.a].deviation
         return self.table(up(total, 8 * len(pieces) + 8))
 
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = curvature.unrolled(self.model, self.parts, self.prefixes, self.metrics, self.gradient_sizes, self.sizes)
-        found = np.minimum(found, curvature.compositional(self.model, self.parts, self.prefixes, self.sizes))
-        single = curvature.one_hidden_layer(self.model)
+        found = curvature.unrolled(self.chain, self.parts, self.prefixes, self.metrics, self.gradient_sizes, self.sizes)
+        found = np.minimum(found, curvature.compositional(self.chain, self.parts, self.prefixes, self.sizes))
+        single = curvature.one_hidden_layer(self.chain)
         return self.table(found if single is None else np.minimum(found, single))
 
     def L(self, p: float) -> Array:
@@ -88,21 +102,21 @@ class Facts:
         if p == 2:
             return self.table(found)
         # ||x||_2 <= n^(1/2 - 1/p) ||x||_p for p > 2, and ||x||_2 <= ||x||_1.
-        n = self.model.pieces[0].inputs
+        n = self.model.nodes[0].size
         found = up(found * (np.sqrt(n) if p == np.inf else 1.0), 8)
         parts = self._parts(p)
-        own = lipschitz.pair_constants(self.model, parts, lipschitz.reached(self.model, parts, p), p)
+        own = lipschitz.pair_constants(self.chain, parts, lipschitz.reached(self.chain, parts, p), p)
         return self.table(np.minimum(found, own))
 
     @cached_property
     def _euclidean(self) -> Array:
-        found = lipschitz.pair_constants(self.model, self.parts, self.reached, 2.0)
+        found = lipschitz.pair_constants(self.chain, self.parts, self.reached, 2.0)
         if self.metrics is None:
             return found
-        return np.minimum(found, lipschitz.lipsdp_constants(self.model, self.metrics[-1]))
+        return np.minimum(found, lipschitz.lipsdp_constants(self.chain, self.metrics[-1]))
 
     def _parts(self, p: float) -> list[Linear]:
-        return [lipschitz.linearised(piece, p, size) for piece, size in zip(self.model.pieces, self.sizes, strict=True)]
+        return [lipschitz.linearised(piece, p, size) for piece, size in zip(self.chain.pieces, self.sizes, strict=True)]
 
     def table(self, values: Array) -> Array:
         """Return one value a pair as a symmetric table with zeros on its diagonal."""

@@ -71,6 +71,11 @@ class Enclosed:
         """The Frobenius norm of the error, rounded up."""
         return 0.0 if self.error is None else frobenius(self.error)
 
+    @cached_property
+    def norm(self) -> float:
+        """A bound on the 2-norm."""
+        return spectral_norm(self)
+
     @property
     def transposed(self) -> "Enclosed":
         """The transposed matrix."""
@@ -79,6 +84,11 @@ class Enclosed:
 
 Factor = Enclosed | None
 """A matrix, or None for the identity."""
+
+
+def size_of(matrix: Factor) -> float:
+    """Return a bound on the 2-norm of a factor."""
+    return 1.0 if matrix is None else matrix.norm
 
 
 def times(left: Factor, right: Factor) -> Factor:
@@ -209,7 +219,7 @@ def operator_norm(matrix: Factor, p: float) -> float:
     if matrix is None:
         return 1.0
     if p == 2:
-        return spectral_norm(matrix)
+        return matrix.norm
     return float(row_lengths(matrix if p == np.inf else matrix.transposed, 1).max())
 
 

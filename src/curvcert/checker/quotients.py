@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from curvcert.certificates.checker.activations import ERROR, Activation, Graph
-from curvcert.certificates.checker.outward import Array, U, up
+from curvcert.checker.activations import ERROR, Activation, Graph
+from curvcert.checker.outward import Array, U, up
 
 _STEPS = 60
 
@@ -39,7 +39,7 @@ class _Seen:
 def steepest_quotients(act: Activation, z: Array, error: Array) -> tuple[Array, Array]:
     """Enclose (phi(y) - phi(z)) / (y - z) over all y, for every z within `error` of the given one.
 
-    >>> from curvcert.certificates.checker.activations import activation
+    >>> from curvcert.checker.activations import activation
     >>> low, high = steepest_quotients(activation("tanh"), np.array([2.0]), np.zeros(1))
     >>> float(low[0]), round(float(high[0]), 10)
     (0.0, 0.5815729372)
@@ -56,7 +56,7 @@ def curvature_quotients(act: Activation, z: Array, error: Array) -> Array:
     As a function of z a quotient of phi' moves by at most |phi'''| / 2, or where phi'' jumps at a distance d from
     z by at most 2c / d.
 
-    >>> from curvcert.certificates.checker.activations import activation
+    >>> from curvcert.checker.activations import activation
     >>> round(float(curvature_quotients(activation("tanh"), np.zeros(1), np.zeros(1))[0]), 10)
     0.5825829084
     """

@@ -4,7 +4,7 @@ It shares nothing with what makes certificates but the error classes and the fil
 so.
 """
 
-from curvcert.certificates.checker.check import check_certificate, evaluate_network
-from curvcert.certificates.checker.verdict import Verdict
+from curvcert.checker.check import check_certificate, evaluate_network
+from curvcert.checker.verdict import Verdict
 
 __all__ = ["Verdict", "check_certificate", "evaluate_network"]

@@ -72,7 +72,9 @@ def read(path: Path | str, kind: str, version: int) -> Content:
         raise InvalidFile(f"{path} is not a file of curvcert: its metadata are not {sorted(keys)}.")
     if metadata["kind"] != kind or metadata["version"] != str(version):
         got = f"{metadata['kind'][:40]} {metadata['version'][:20]}"
-        raise InvalidFile(f"{path} is a {got}, expected was {kind} {version}.")
+        newer = metadata["version"][:20].isdecimal() and int(metadata["version"][:20]) > version
+        remedy = "It is newer: update curvcert" if newer else "It is older: save it again, and certify again"
+        raise InvalidFile(f"{path} is a {got}, expected was {kind} {version}. {remedy}.")
     arrays = _arrays(path, entries, memoryview(raw)[8 + size :])
     if metadata["seal"] != _seal(kind, version, metadata["header"], arrays):
         raise InvalidFile(f"{path} was altered: its seal does not match its content.")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.certificates.checker.evaluation import Sizes
-from curvcert.certificates.checker.model import Model, Piece, pair_rows
-from curvcert.certificates.checker.outward import (
+from curvcert.checker.chain import Chain, Piece, diagonal_between, read_outs
+from curvcert.checker.outward import (
     Array,
     Enclosed,
     Factor,
@@ -31,6 +30,7 @@ from curvcert.certificates.checker.outward import (
     raised,
     row_lengths,
     scaled,
+    size_of,
     spectral_norm,
     times,
     up,
@@ -38,6 +38,23 @@ from curvcert.certificates.checker.outward import (
 
 DUAL = {1.0: np.inf, 2.0: 2.0, np.inf: 1.0}
 """The dual of every norm that is covered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """The 2-norms of a piece's maps."""
+
+    H: float
+    G: float
+    W: float
+
+
+def norms_of(chain: Chain) -> list[Sizes]:
+    """Return the 2-norms of every piece's maps."""
+    return [
+        Sizes(0.0 if piece.H is None else piece.H.norm, size_of(piece.G), 0.0 if piece.W is None else piece.W.norm)
+        for piece in chain.pieces
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +100,7 @@ def contraction_weights(piece: Piece) -> Array | None:
     """Return the d >= 0 that brings G nearest to -A W' diag(d), A = H, where G is near that at all."""
     if piece.act is None or piece.H is None or piece.W is None or piece.G is None or piece.act.slope[0] < 0:
         return None
-    M = piece.H.value @ piece.W.value.T
-    squares = (M * M).sum(axis=0)
-    d = np.where(squares > 0, -(piece.G.value * M).sum(axis=0) / np.where(squares > 0, squares, 1.0), 0.0)
-    d = np.maximum(d, 0.0)
-    near = float(np.abs(piece.G.value + M * d).max()) <= 1e-9 * float(np.abs(piece.G.value).max())
-    return d if near else None
+    return diagonal_between(piece.H, piece.G, piece.W)
 
 
 def _contraction(piece: Piece, sizes: Sizes) -> tuple[float, float] | None:
@@ -115,11 +127,11 @@ def _error(matrix: Enclosed) -> Array:
     return np.zeros_like(matrix.value) if matrix.error is None else matrix.error
 
 
-def last_steps(model: Model, part: Linear, p: float) -> Array:
+def last_steps(chain: Chain, part: Linear, p: float) -> Array:
     """Return Lipschitz constants of every f_i - f_j as a function of the last piece's input."""
     dual = DUAL[p]
-    _, outer, skip = pair_rows(model.pieces[-1], None, model.classes)
-    return functional_steps(model.pieces[-1], part, outer, skip, dual)
+    _, outer, skip = read_outs(chain, None)
+    return functional_steps(chain.pieces[-1], part, outer, skip, dual)
 
 
 def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed | None, dual: float) -> Array:
@@ -143,10 +155,10 @@ class Reached:
     inner: list[float]
 
 
-def reached(model: Model, parts: list[Linear], p: float) -> Reached:
+def reached(chain: Chain, parts: list[Linear], p: float) -> Reached:
     """Carry the loop transformation on what the activations are applied to, and on the inputs of the pieces."""
     found = Reached([1.0], [])
-    for k, (piece, part) in enumerate(zip(model.pieces, parts, strict=True)):
+    for k, (piece, part) in enumerate(zip(chain.pieces, parts, strict=True)):
         L = found.before[-1]
         inner = 0.0
         if piece.act is not None:
@@ -173,10 +185,10 @@ def _sum(parts: list[Linear], inner: list[float], tail: Factor, p: float) -> flo
     return raised(total + operator_norm(tail, p), 8 * (len(parts) + 2))
 
 
-def pair_constants(model: Model, parts: list[Linear], found: Reached, p: float) -> Array:
+def pair_constants(chain: Chain, parts: list[Linear], found: Reached, p: float) -> Array:
     """Return Lipschitz constants of all f_i - f_j, i < j: the loop transformation and the product, the least."""
-    dual, last = DUAL[p], model.pieces[-1]
-    rows, outer, skip = pair_rows(last, None, model.classes)
+    dual, last = DUAL[p], chain.pieces[-1]
+    rows, outer, skip = read_outs(chain, None)
     total, tail = np.zeros(len(rows)), Enclosed(rows)
     for part, Z in zip(reversed(parts), reversed(found.inner), strict=True):
         if part.radius:
@@ -186,7 +198,7 @@ def pair_constants(model: Model, parts: list[Linear], found: Reached, p: float) 
         if part.linear is not None:
             tail = product(tail, part.linear)
     total = up(total + row_lengths(tail, dual), 8 * (len(parts) + 2))
-    total = np.minimum(total, up(last_steps(model, parts[-1], p) * found.before[-1], 8))
+    total = np.minimum(total, up(last_steps(chain, parts[-1], p) * found.before[-1], 8))
     if last.act is None:
         return total
     step = np.zeros(len(rows)) if skip is None else row_lengths(skip, dual) * found.before[-1]
@@ -201,12 +213,12 @@ class Metric:
     matrix: Array | None = None
 
 
-def metrics(model: Model) -> list[Metric] | None:
+def metrics(chain: Chain) -> list[Metric] | None:
     """Return bounds on the inverses of LipSDP's matrices before every layer and behind the last; None with skips."""
-    if any(piece.act is None or piece.H is not None for piece in model.pieces):
+    if any(piece.act is None or piece.H is not None for piece in chain.pieces):
         return None
     found, before = [Metric(1.0)], None
-    for piece in model.pieces:
+    for piece in chain.pieces:
         W = times(piece.W, before)
         assert W is not None
         found.append(_next_metric(piece, W, found[-1]))
@@ -295,9 +307,9 @@ def _inverse(A: Array, error: float) -> tuple[Array, float] | None:
     return B, raised(distance + 8 * U * size)
 
 
-def lipsdp_constants(model: Model, last: Metric) -> Array:
+def lipsdp_constants(chain: Chain, last: Metric) -> Array:
     """Return the constants of all f_i - f_j by the metric behind the last layer."""
-    _, outer, _ = pair_rows(model.pieces[-1], None, model.classes)
+    _, outer, _ = read_outs(chain, None)
     if last.matrix is None:
         return up(row_lengths(outer, 2) * np.sqrt(last.scale), 8)
     S, error = congruent(outer, last)

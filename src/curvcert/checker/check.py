@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from curvcert.certificates.checker.anchored import anchored_curvatures, views_of
-from curvcert.certificates.checker.claims import Claims, read_claims
-from curvcert.certificates.checker.evaluation import (
+from curvcert.checker.anchored import anchored_curvatures, views_of
+from curvcert.checker.claims import Claims, read_claims
+from curvcert.checker.evaluation import (
     Backed,
     Passed,
     backward,
@@ -28,13 +28,13 @@ from curvcert.certificates.checker.evaluation import (
     gradient_norms,
     margins,
 )
-from curvcert.certificates.checker.facts import Facts
-from curvcert.certificates.checker.lines import by_lines
-from curvcert.certificates.checker.lipschitz import DUAL
-from curvcert.certificates.checker.model import read_model
-from curvcert.certificates.checker.outward import Array, U, lengths, up
-from curvcert.certificates.checker.shells import Pairs, centres, spent
-from curvcert.certificates.checker.verdict import CANNOT, PROVEN, REFUSED, Verdict, uniform
+from curvcert.checker.facts import Facts
+from curvcert.checker.lines import by_lines
+from curvcert.checker.lipschitz import DUAL
+from curvcert.checker.model import read_model
+from curvcert.checker.outward import Array, U, lengths, up
+from curvcert.checker.shells import Pairs, centres, spent
+from curvcert.checker.verdict import CANNOT, PROVEN, REFUSED, Verdict, uniform
 from curvcert.errors import InvalidInput, UnsupportedModule
 
 SLACK = 2.0**-30
@@ -124,7 +124,7 @@ def evaluate_network(model: Path | str, x: NDArray[np.floating]) -> tuple[Array,
     inputs = np.ascontiguousarray(x, np.float64)
     if inputs.shape[1:] != facts.model.in_shape:
         raise InvalidInput(f"The network takes inputs of shape {facts.model.in_shape}, got {inputs.shape[1:]}.")
-    found = [forward(facts.model, facts.sizes, one.reshape(-1)).outputs for one in inputs]
+    found = [forward(facts.model, one.reshape(-1)).outputs for one in inputs]
     return np.array([one.value for one in found]), np.array([one.error for one in found])
 
 
@@ -231,12 +231,11 @@ def _check_sample(tables: _Tables, claims: Claims, x: Array, k: int, label: int 
     _refuse(bool(np.isfinite(x).all()), "the input is not finite")
     if tables.fault is not None:
         raise _Unproven(*tables.fault)
-    passed = forward(facts.model, facts.sizes, x.reshape(-1))
+    passed = forward(facts.model, x.reshape(-1))
     m = margins(passed.outputs, own, facts.deviations[own])
     _check_margin(claims, passed, m, k)
     if not claims.correct[k]:
-        radii = (claims.lipschitz_radius[k], claims.curvature_radius[k], claims.local_radius[k])
-        _refuse(not any(radius > 0 for radius in radii), "a misclassified sample has a radius")
+        _refuse(not any(value[k] > 0 for value in claims.radii.values()), "a misclassified sample has a radius")
         _refuse(claims.method[k] == "misclassified", "a misclassified sample has a method")
         _refuse(not claims.wins[k], "a misclassified sample has a curvature radius that wins")
         return
@@ -254,7 +253,7 @@ def _seen_from(facts: Facts, claims: Claims, passed: Passed, m: Array, own: int)
     if not facts.smooth:
         return _Point(passed, None, m, np.full(classes, np.inf), others)
     rows = np.eye(classes) - np.eye(classes)[own]
-    backed = backward(facts.model, facts.sizes, passed, rows)
+    backed = backward(facts.model, passed, rows)
     return _Point(passed, backed, m, gradient_norms(backed, DUAL[claims.p]), others)
 
 
@@ -314,48 +313,48 @@ def _check_radii(tables: _Tables, claims: Claims, point: _Point, K: Array, k: in
     L = tables.L[label] if used_L else np.full_like(K, np.inf)
     none = np.full_like(K, np.inf)
     m, g = point.m[rest], point.g[rest]
-    for radius, name, constants in (
-        (claims.lipschitz_radius[k], "Lipschitz", (none, L)),
-        (claims.curvature_radius[k], "curvature", (K, none)),
-    ):
+    by_formula = {"lipschitz": (none, L), "curvature": (K, none), "anchored": (K, none), "combined": (K, L)}
+    for name, constants in by_formula.items():
+        radius = claims.radius_by(name, k)
         if not np.isnan(radius):
             lost = _used_up(np.full(rest.sum(), radius), g, constants[0][rest], constants[1][rest])
             _refuse(bool((lost < m).all()), f"the {name} radius {radius:.9g} is more than is proven")
     pair, radius = claims.pair_radius[k], float(claims.radius[k])
+    for name, value in claims.radii.items():
+        _refuse(not value[k] > radius, f"the {name} radius is larger than the radius")
     _refuse(bool(np.isinf(pair[label])), "the label's own pair has a finite radius")
     family, line = _family(claims.method[k]), claims.p == 2 and facts.smooth
     _refuse(line or "line" not in family, "the method is called line, which is one of smooth networks in l2")
-    local = not np.isnan(claims.local_radius[k])
-    _refuse(not claims.local_radius[k] > radius, "the local radius is larger than the radius")
+    shell = not np.isnan(claims.radius_by("shell", k))
     proven = ~rest
     proven[rest] = _used_up(pair[rest], g, K[rest], L[rest]) < m
     if line and not proven.all():
         # A line takes along what shells know: shells alone do not reach its radius.
-        order = ("line", "local") if "line" in family else ("local", "line", "local")
-        kinds = tuple(kind for kind in order if local or kind == "line")
+        order = ("line", "shell") if "line" in family else ("shell", "line", "shell")
+        kinds = tuple(kind for kind in order if shell or kind == "line")
         proven = _by_balls(facts, point, label, np.where(proven, 0.0, pair), (K, L), kinds)
     missing = np.flatnonzero(~proven)
     if len(missing):
         i = int(missing[0])
         text = f"the radius {pair[i]:.9g} of class {i} is more than is proven"
-        known = family <= _LIPSCHITZ | _CURVATURE | ({"local", "line"} if claims.p == 2 else set())
+        known = family <= _LIPSCHITZ | _CURVATURE | ({"shell", "line"} if claims.p == 2 else set())
         _refuse(False, text, coverable=known)
-    _check_method(family, radius, pair, point, K, L, local)
+    _check_method(family, radius, pair, point, K, L, shell)
 
 
-def _check_method(family: set[str], radius: float, pair: Array, point: _Point, K: Array, L: Array, local: bool) -> None:
+def _check_method(family: set[str], radius: float, pair: Array, point: _Point, K: Array, L: Array, shell: bool) -> None:
     """Require that the named kind of method proves the radius of the weakest classes, not some other kind.
 
     Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.
     """
     _refuse("misclassified" not in family, "a correct sample is called misclassified")
     kinds = {"Lipschitz": bool(family & _LIPSCHITZ), "curvature": bool(family & _CURVATURE)}
-    kinds |= {name: name in family for name in ("local", "line")}
+    kinds |= {name: name in family for name in ("shell", "line")}
     _refuse(any(kinds.values()), "the method has a name that the checker does not know", coverable=False)
     if kinds["line"]:
         return  # it takes along what every other kind knows
-    if kinds["local"]:
-        _refuse(local, "the method is called local and there is no local radius")
+    if kinds["shell"]:
+        _refuse(shell, "the method is called shell and there is no shell radius")
         return
     none = np.full_like(K, np.inf)
     rest = point.others & (pair <= radius)
@@ -404,7 +403,7 @@ def _check_comparison(tables: _Tables, claims: Claims, point: _Point, K: Array, 
     """Recompute the paper's condition where it is said to hold; too close to call within a part in a million."""
     if not claims.wins[k]:
         return
-    shortest = float(claims.lipschitz_radius[k])
+    shortest = claims.radius_by("lipschitz", k)
     rest = point.others
     if np.isnan(shortest) or not np.isfinite(K[rest]).all():
         _refuse(False, "the curvature radius is said to win with nothing to compare")
@@ -418,14 +417,13 @@ def _check_witness(facts: Facts, claims: Claims, x: Array, k: int) -> None:
     claimed = float(claims.attack_radius[k])
     if np.isinf(claimed):
         return
-    _refuse(claims.witness is not None, "an attack radius has no witness")
-    assert claims.witness is not None
-    witness, label = claims.witness[k], int(claims.label[k])
-    _refuse(bool(np.isfinite(witness).all()), "an attack radius has no witness")
+    witness, label = claims.witness(k), int(claims.label[k])
+    if witness is None or not np.isfinite(witness).all():
+        raise _Unproven(REFUSED, "an attack radius has no witness")
     length = _length((witness - x).reshape(-1), claims.p)
     near = length[0] <= claimed <= length[1] * (1 + _DISTANCE)
     _refuse(near, f"the witness is at distance {length[1]:.9g}, claimed is {claimed:.9g}")
-    outputs = forward(facts.model, facts.sizes, witness.reshape(-1)).outputs
+    outputs = forward(facts.model, witness.reshape(-1)).outputs
     gap = outputs.value - outputs.value[label]
     doubt = outputs.error + outputs.error[label] + facts.deviations[label]
     _refuse(bool((np.delete(gap + doubt, label) > 0).any()), "the witness is classified correctly")

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from curvcert.certificates.checker.anchored import growth, slopes_at, weighted_norm
-from curvcert.certificates.checker.evaluation import Backed, Passed
-from curvcert.certificates.checker.facts import Facts
-from curvcert.certificates.checker.model import Piece
-from curvcert.certificates.checker.outward import (
+from curvcert.checker.anchored import growth, slopes_at, weighted_norm
+from curvcert.checker.chain import Piece
+from curvcert.checker.evaluation import Backed, Passed
+from curvcert.checker.facts import Facts
+from curvcert.checker.outward import (
     TINY,
     Array,
     Enclosed,
@@ -94,12 +94,12 @@ class _Over:
 
 def centres(facts: Facts, passed: Passed, backed: Backed) -> list[Centre | None]:
     """Collect what is known at x; None for an affine piece."""
-    pieces = facts.model.pieces
+    pieces = facts.chain.pieces
     widest = max([piece.outputs for piece in pieces] + [len(p.W.value) for p in pieces if p.W is not None])
     formed = widest * pieces[0].inputs <= _JACOBIAN_ENTRIES
     X, off = np.eye(pieces[0].inputs) if formed else np.zeros((0, 0)), 0.0
     found: list[Centre | None] = []
-    for k, (piece, z) in enumerate(zip(pieces, passed.neurons, strict=True)):
+    for k, (piece, z) in enumerate(zip(pieces, facts.neurons(passed), strict=True)):
         size, width = facts.sizes[k], frobenius(X)
         result, lost = np.zeros((piece.outputs, X.shape[1])), 0.0
         if z is None or piece.W is None or piece.act is None:
@@ -107,8 +107,7 @@ def centres(facts: Facts, passed: Passed, backed: Backed) -> list[Centre | None]
         else:
             low, high = slopes_at(piece, z)
             sloped = weighted_norm(facts, k, np.maximum(np.abs(low), np.abs(high)))
-            u, drift = backed.inner[k], backed.inner_drift[k]
-            assert u is not None
+            u, drift = backed.gradients[piece.a], backed.drift[piece.a]
             whole = min(growth(facts, k, low, high), _jacobian_norm(piece, low, high))
             here = Centre(z.value, z.error, low, high, up(np.abs(u) + drift[:, None]), sloped, whole)
             if formed:
@@ -208,10 +207,10 @@ def gradient_change(
 
 def _over_ball(facts: Facts, at: list[Centre | None], t: float, exact: bool) -> list[_Over]:
     """Carry the ball of radius t forward."""
-    rho, R, r = t, 0.0, np.zeros(facts.model.pieces[0].inputs)
+    rho, R, r = t, 0.0, np.zeros(facts.chain.pieces[0].inputs)
     E = [0.0, 0.0]
     found = []
-    for k, (piece, centre) in enumerate(zip(facts.model.pieces, at, strict=True)):
+    for k, (piece, centre) in enumerate(zip(facts.chain.pieces, at, strict=True)):
         size, last = facts.sizes[k], k == len(at) - 1
         reach = float(np.inf) if last else facts.prefixes[k + 1]
         if centre is None or piece.W is None or piece.act is None:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.certificates.checker.curvature import EIGENVALUE_SIDE
-from curvcert.certificates.checker.evaluation import Backed, Passed, Vector
-from curvcert.certificates.checker.facts import Facts
-from curvcert.certificates.checker.lipschitz import Linear, functional_steps
-from curvcert.certificates.checker.model import Piece, pair_rows
-from curvcert.certificates.checker.outward import (
+from curvcert.checker.chain import Piece, read_outs
+from curvcert.checker.curvature import EIGENVALUE_SIDE
+from curvcert.checker.evaluation import Backed, Passed, Vector
+from curvcert.checker.facts import Facts
+from curvcert.checker.lipschitz import Linear, functional_steps
+from curvcert.checker.outward import (
     Array,
     Enclosed,
     U,
@@ -36,7 +36,7 @@ from curvcert.certificates.checker.outward import (
     up,
     weighted_eigenvalue,
 )
-from curvcert.certificates.checker.quotients import curvature_quotients, steepest_quotients
+from curvcert.checker.quotients import curvature_quotients, steepest_quotients
 
 _JACOBIAN_SIDE = 256
 
@@ -68,22 +68,21 @@ def slopes_at(piece: Piece, z: Vector) -> tuple[Array, Array]:
 
 def views_of(facts: Facts, passed: Passed) -> list[Seen | None]:
     """Return every piece as seen from one input; None for an affine one."""
-    pairs = zip(facts.model.pieces, passed.neurons, strict=True)
+    pairs = zip(facts.chain.pieces, facts.neurons(passed), strict=True)
     return [None if z is None else seen(piece, z) for piece, z in pairs]
 
 
 def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: list[Seen | None], label: int) -> Array:
     """Return curvature constants of f_i - f_label anchored at one input, for all i; 0 for the label."""
-    model = facts.model
+    model = facts.chain
     L = _anchored_prefixes(facts, views)
     jacobians = _jacobian_norms(facts, passed, views)
     K, total = 0.0, np.zeros(model.classes)
     last = len(model.pieces) - 1
     for k, (piece, view) in enumerate(zip(model.pieces, views, strict=True)):
         if view is not None and piece.W is not None:
-            u = backed.inner[k]
-            assert u is not None
-            sizes = up(np.abs(u) + backed.inner_drift[k][:, None])
+            u = backed.gradients[piece.a]
+            sizes = up(np.abs(u) + backed.drift[piece.a][:, None])
             weights = up(view.c * sizes)
             total = total + _bilinear(facts, k, weights) * facts.prefixes[k] * L[k]
         if k < last:
@@ -96,7 +95,7 @@ def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: lis
 
 def weighted_norm(facts: Facts, k: int, weights: Array) -> float:
     """Bound ||diag(s) W|| of a piece."""
-    W = facts.model.pieces[k].W
+    W = facts.chain.pieces[k].W
     assert W is not None
     coarse = raised(float(weights.max()) * facts.sizes[k].W)
     size = up(weights[:, None] * W.size, 4)
@@ -111,7 +110,7 @@ def weighted_norm(facts: Facts, k: int, weights: Array) -> float:
 
 def growth(facts: Facts, k: int, low: Array, high: Array) -> float:
     """Bound ||H + G D W|| for every diagonal D between low and high."""
-    piece, size, part = facts.model.pieces[k], facts.sizes[k], facts.parts[k]
+    piece, size, part = facts.chain.pieces[k], facts.sizes[k], facts.parts[k]
     found = size.H + size.G * weighted_norm(facts, k, np.maximum(np.abs(low), np.abs(high)))
     if piece.H is not None and piece.act is not None:
         mu = 0.5 * sum(piece.act.slope)
@@ -131,9 +130,9 @@ def _anchored_prefixes(facts: Facts, views: list[Seen | None]) -> list[float]:
 
 def _jacobian_norms(facts: Facts, passed: Passed, views: list[Seen | None]) -> list[float]:
     """Bound the norms of the Jacobians of x -> x_k at x, for the input of every piece; inf where they are wide."""
-    pieces = facts.model.pieces
+    pieces = facts.chain.pieces
     found, X, off = [1.0], np.eye(pieces[0].inputs), 0.0
-    for k, (piece, view, z) in enumerate(zip(pieces[:-1], views, passed.neurons, strict=False)):
+    for k, (piece, view, z) in enumerate(zip(pieces[:-1], views, facts.neurons(passed), strict=False)):
         result, lost = np.zeros((piece.outputs, X.shape[1])), 0.0
         constant = facts.parts[k].product
         width = frobenius(X)
@@ -170,7 +169,7 @@ def _step(facts: Facts, k: int, view: Seen | None, K: float, L: float, jacobian:
 
 def _omega(facts: Facts, k: int, c: Array) -> float:
     """Bound the anchored curvature of one piece: least of the product, the row-weighted and the Hadamard form."""
-    W = facts.model.pieces[k].W
+    W = facts.chain.pieces[k].W
     assert W is not None
     weights = up(c * row_lengths(W, 2))
     inner = min(facts.sizes[k].W * float(weights.max()), weighted_norm(facts, k, weights))
@@ -193,7 +192,7 @@ def _weighted_hadamard(W: Enclosed, c: Array) -> float:
 
 def _bilinear(facts: Facts, k: int, weights: Array) -> Array:
     """Bound the largest eigenvalue of W' diag(d) W for each row d >= 0."""
-    W = facts.model.pieces[k].W
+    W = facts.chain.pieces[k].W
     assert W is not None
     rows = row_lengths(W, 2)
     found = up((weights * rows * rows).sum(axis=1), weights.shape[1] + 8)
@@ -206,9 +205,9 @@ def _bilinear(facts: Facts, k: int, weights: Array) -> Array:
 
 
 def _last_step(facts: Facts, view: Seen | None, K: float, L: float, jacobian: float, label: int) -> Array:
-    model, part = facts.model, facts.parts[-1]
+    model, part = facts.chain, facts.parts[-1]
     piece, k = model.pieces[-1], len(model.pieces) - 1
-    rows, outer, skip = pair_rows(piece, label, model.classes)
+    rows, outer, skip = read_outs(model, label)
     straight = np.zeros(model.classes) if skip is None else row_lengths(skip, 2)
     if view is None or piece.W is None or piece.act is None:
         return up(straight * K)

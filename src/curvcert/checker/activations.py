@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from curvcert.certificates.checker.outward import Array
+from curvcert.checker.outward import Array
 
 ERROR = 2.0**-47
 """Bound on the error of a computed phi, phi' or phi'', relative and (in the function's own unit) absolute.

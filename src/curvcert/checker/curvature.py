@@ -13,17 +13,17 @@ The other way is by composition, :math:`K_{k+1} = \omega_k L_k^2 + L_{h_k} K_k`.
 
 import numpy as np
 
-from curvcert.certificates.checker.evaluation import Sizes
-from curvcert.certificates.checker.lipschitz import (
+from curvcert.checker.chain import Chain, Piece, read_outs
+from curvcert.checker.lipschitz import (
     Linear,
     Metric,
+    Sizes,
     congruent,
     contraction_weights,
     functional_steps,
     last_steps,
 )
-from curvcert.certificates.checker.model import Model, Piece, pair_rows
-from curvcert.certificates.checker.outward import (
+from curvcert.checker.outward import (
     Array,
     Enclosed,
     U,
@@ -44,18 +44,18 @@ EIGENVALUE_SIDE = 1024
 """The largest matrix whose eigenvalue is bounded once for each pair of classes."""
 
 
-def gradient_sizes(model: Model, parts: list[Linear]) -> list[Array]:
+def gradient_sizes(chain: Chain, parts: list[Linear]) -> list[Array]:
     """Bound the 2-norm of the gradient of every f_i - f_j with respect to each piece's activations."""
-    rows, _, _ = pair_rows(model.pieces[-1], None, model.classes)
+    rows, _, _ = read_outs(chain, None)
     found: list[Array] = [np.zeros(len(rows))] * len(parts)
     for k in range(len(parts) - 1, -1, -1):
-        if model.pieces[k].act is None:
+        if chain.pieces[k].act is None:
             continue
         reach, total, candidates = parts[k].outer, np.zeros(len(rows)), []
         # The pieces in between, whatever their slopes, stretch by no more than their constants.
         stretch = parts[k].G
         for j in range(k + 1, len(parts)):
-            piece = model.pieces[j]
+            piece = chain.pieces[j]
             if piece.act is not None:
                 linked = times(piece.W, reach)
                 assert linked is not None
@@ -66,19 +66,19 @@ def gradient_sizes(model: Model, parts: list[Linear]) -> list[Array]:
             reach = times(parts[j].linear, reach)
             stretch = raised(stretch * parts[j].product) if j < len(parts) - 1 else stretch
         if k < len(parts) - 1:
-            candidates.append(stretch * last_steps(model, parts[-1], 2.0))
+            candidates.append(stretch * last_steps(chain, parts[-1], 2.0))
         end = Enclosed(rows) if reach is None else product(Enclosed(rows), reach)
         candidates.append(total + row_lengths(end, 2))
         found[k] = up(np.min(candidates, axis=0), 8 * len(parts) + 8)
     return found
 
 
-def gradient_entries(model: Model, sizes: list[Array]) -> list[Array]:
+def gradient_entries(chain: Chain, sizes: list[Array]) -> list[Array]:
     """Bound every entry of those gradients, by intervals through the transposed maps."""
-    rows, _, _ = pair_rows(model.pieces[-1], None, model.classes)
+    rows, _, _ = read_outs(chain, None)
     low, high = rows, rows
     found = []
-    for piece, size in zip(reversed(model.pieces), reversed(sizes), strict=True):
+    for piece, size in zip(reversed(chain.pieces), reversed(sizes), strict=True):
         if piece.act is None or piece.W is None:
             assert piece.H is not None
             low, high = _pulled(piece.H, low, high)
@@ -133,10 +133,10 @@ def _root_of_product(B: Array, B_error: float, C: Array, C_error: float) -> floa
     return raised(float(np.sqrt(max(0.0, largest_eigenvalue(entry, error)))))
 
 
-def last_slopes(model: Model, part: Linear) -> Array:
+def last_slopes(chain: Chain, part: Linear) -> Array:
     """Return Lipschitz constants of every f_i - f_j over the last piece: as it is, or about its middle slope."""
-    last = model.pieces[-1]
-    rows, outer, skip = pair_rows(last, None, model.classes)
+    last = chain.pieces[-1]
+    rows, outer, skip = read_outs(chain, None)
     found = functional_steps(last, part, outer, skip, 2.0)
     if last.act is None or part.linear is None:
         return found
@@ -144,16 +144,16 @@ def last_slopes(model: Model, part: Linear) -> Array:
     return np.minimum(found, up(about, 8))
 
 
-def gradients_behind(model: Model, parts: list[Linear]) -> list[Array]:
+def gradients_behind(chain: Chain, parts: list[Linear]) -> list[Array]:
     """Bound the gradients of every f_i - f_j with respect to the output of each piece but the last."""
-    found = [last_slopes(model, parts[-1])]
+    found = [last_slopes(chain, parts[-1])]
     for part in reversed(parts[1:-1]):
         found.append(up(found[-1] * part.transformed))
     return found[::-1]
 
 
 def unrolled(
-    model: Model,
+    chain: Chain,
     parts: list[Linear],
     before: list[float],
     layers: list[Metric] | None,
@@ -161,10 +161,10 @@ def unrolled(
     norms: list[Sizes],
 ) -> Array:
     """Return curvature constants of all f_i - f_j by the sum over layers."""
-    entries, behind = gradient_entries(model, sizes), gradients_behind(model, parts)
+    entries, behind = gradient_entries(chain, sizes), gradients_behind(chain, parts)
     total = np.zeros(len(sizes[-1]))
     previous: Piece | None = None
-    for k, piece in enumerate(model.pieces):
+    for k, piece in enumerate(chain.pieces):
         if piece.act is None or piece.W is None:
             continue
         L, metric = before[k], None if layers is None else layers[k]
@@ -174,7 +174,7 @@ def unrolled(
         omega = min(hadamard(piece.W), raised(parts[k].W * float(row_lengths(piece.W, 2).max())))
         best = np.minimum(sizes[k] * omega * square, square * _by_entries(piece.W, entries[k]))
         best = up(best, 8) * piece.act.c
-        if k < len(model.pieces) - 1:
+        if k < len(chain.pieces) - 1:
             best = np.minimum(best, behind[k] * _block_curvature(piece, norms[k]) * square)
         if metric is not None and metric.matrix is not None:
             W = times(piece.W, None if previous is None else previous.G)
@@ -182,7 +182,7 @@ def unrolled(
             best = np.minimum(best, piece.act.c * _by_metric(W, metric, sizes[k], entries[k]))
         total = total + best
         previous = piece
-    return up(total, 8 * len(model.pieces) + 16)
+    return up(total, 8 * len(chain.pieces) + 16)
 
 
 def _by_entries(W: Enclosed, entries: Array) -> Array:
@@ -210,16 +210,16 @@ def _by_metric(W: Enclosed, metric: Metric, size: Array, entries: Array) -> Arra
     return np.minimum(up(found, 8), np.maximum(each, 0.0))
 
 
-def compositional(model: Model, parts: list[Linear], before: list[float], sizes: list[Sizes]) -> Array:
+def compositional(chain: Chain, parts: list[Linear], before: list[float], sizes: list[Sizes]) -> Array:
     """Return curvature constants of all f_i - f_j by composing the pieces' constants."""
-    _, outer, _ = pair_rows(model.pieces[-1], None, model.classes)
+    _, outer, _ = read_outs(chain, None)
     K = 0.0
-    for piece, part, L, size in zip(model.pieces[:-1], parts, before, sizes, strict=False):
+    for piece, part, L, size in zip(chain.pieces[:-1], parts, before, sizes, strict=False):
         K = raised(_block_curvature(piece, size) * L * L + part.transformed * K, 8)
-    last, omega = model.pieces[-1], np.zeros(len(outer.value))
+    last, omega = chain.pieces[-1], np.zeros(len(outer.value))
     if last.act is not None and last.W is not None:
         omega = last.act.c * _by_entries(last.W, outer.size)
-    return up(omega * before[-1] ** 2 + last_slopes(model, parts[-1]) * K, 16)
+    return up(omega * before[-1] ** 2 + last_slopes(chain, parts[-1]) * K, 16)
 
 
 def _block_curvature(piece: Piece, sizes: Sizes) -> float:
@@ -276,12 +276,12 @@ def _scaled_vectorised(piece: Piece, outer: tuple[Array, float], inner: tuple[Ar
     return raised(root * width)
 
 
-def one_hidden_layer(model: Model) -> Array | None:
+def one_hidden_layer(chain: Chain) -> Array | None:
     r"""Bound a network with one layer by the eigenvalues of :math:`W^T \mathrm{diag}(P) W`, P the signed extremes."""
-    piece = model.pieces[0]
-    if len(model.pieces) > 1 or piece.act is None or piece.W is None or piece.H is not None:
+    piece = chain.pieces[0]
+    if len(chain.pieces) > 1 or piece.act is None or piece.W is None or piece.H is not None:
         return None
-    _, outer, _ = pair_rows(piece, None, model.classes)
+    _, outer, _ = read_outs(chain, None)
     low, high = piece.act.second.range
     spread = outer.size - np.abs(outer.value)
     corners = np.array([(outer.value + s * spread) * h for s in (-1, 1) for h in (low, high)])

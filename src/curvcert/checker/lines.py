@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from curvcert.certificates.checker.evaluation import Backed, Passed, backward, forward, margins
-from curvcert.certificates.checker.facts import Facts
-from curvcert.certificates.checker.outward import ROOT_TINY, TINY, Array, U, gamma, lengths, raised
-from curvcert.certificates.checker.shells import centres, gradient_change
+from curvcert.checker.evaluation import Backed, Passed, backward, forward, margins
+from curvcert.checker.facts import Facts
+from curvcert.checker.outward import ROOT_TINY, TINY, Array, U, gamma, lengths, raised
+from curvcert.checker.shells import centres, gradient_change
 
 _CLEAR = 1 - 2.0**-20
 """How far out, as a share of r, beta may lie: at the ends the quotient would be infinite."""
@@ -104,7 +104,7 @@ def by_lines(facts: Facts, passed: Passed, backed: Backed, label: int, r: Array)
     """
     found = np.zeros(len(r), bool)
     for i in np.flatnonzero(r > 0):
-        direction = _direction(backed.inputs[i])
+        direction = _direction(backed.gradients[0][i])
         found[i] = any(_holds(facts, passed, direction, (label, int(i)), float(r[i]), count) for count in _EFFORTS)
     return found
 
@@ -139,7 +139,7 @@ def _holds(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int]
 
 def _holds_in(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int], zone: Zone) -> bool:
     """Tell whether a pair is negative in a zone: by the global constant, or by a ball if without curvature it is."""
-    seen, K = _seen(facts, x.states[0].value, direction, pair, zone.at), float(facts.K[pair])
+    seen, K = _seen(facts, x.values[0].value, direction, pair, zone.at), float(facts.K[pair])
     if seen.negative(zone, K):
         return True
     if not seen.negative(zone, 0.0):
@@ -160,10 +160,10 @@ def _seen(facts: Facts, x: Array, direction: _Direction, pair: tuple[int, int], 
     """
     (label, other), v, n = pair, direction.v, len(x)
     point = x + a * v
-    passed = forward(facts.model, facts.sizes, point)
+    passed = forward(facts.model, point)
     row = np.eye(facts.model.classes)[[other]] - np.eye(facts.model.classes)[[label]]
-    backed = backward(facts.model, facts.sizes, passed, row)
-    h, drift = backed.inputs[0], float(backed.input_drift[0])
+    backed = backward(facts.model, passed, row)
+    h, drift = backed.gradients[0][0], float(backed.drift[0][0])
     longest = 1.0 + direction.off
     off = a * (direction.off + 2 * U * longest) + 2 * U * float(lengths(point, 2, 0))
     size, slope = float(lengths(h, 2, 0)), float(h @ v)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from curvcert.certificates import check_certificate, checker
-from curvcert.certificates.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
-from curvcert.certificates.checker.facts import Facts
-from curvcert.certificates.checker.lines import by_lines, zones
-from curvcert.certificates.checker.model import read_model
-from curvcert.certificates.checker.shells import Pairs, centres, spent
+from curvcert import checker
+from curvcert.checker import check_certificate
+from curvcert.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
+from curvcert.checker.facts import Facts
+from curvcert.checker.lines import by_lines, zones
+from curvcert.checker.model import read_model
+from curvcert.checker.shells import Pairs, centres, spent
 from curvcert.network import Network, trace
 from curvcert.network.network_file import save_network
 from tests.certificates.cases import blobs, planar, train
@@ -143,7 +144,7 @@ def test_shells_do_not_prove_what_a_line_does(genuine) -> None:
 def test_inflated_radii_are_refused(genuine, truth, factor) -> None:
     beyond = genuine.held.radius.numpy() * factor > truth
     assert beyond.any() and (genuine.held.radius.numpy() <= truth).all()
-    for method in ("line", "local"):
+    for method in ("line", "shell"):
         found = verdict(genuine, certificate=forged(genuine.certificate, by_name(method, factor)))
         assert {status for status, false in zip(found.status, beyond, strict=True) if false} == {"refused"}
 
@@ -184,9 +185,9 @@ def test_there_are_no_lines_in_other_norms_or_with_kinks(tmp_path) -> None:
 
 
 def looked_at(facts: Facts, x: np.ndarray, label: int) -> tuple[Passed, Backed]:
-    passed = forward(facts.model, facts.sizes, x)
+    passed = forward(facts.model, x)
     rows = np.eye(facts.model.classes) - np.eye(facts.model.classes)[label]
-    return passed, backward(facts.model, facts.sizes, passed, rows)
+    return passed, backward(facts.model, passed, rows)
 
 
 def facts_of(network: Network, folder) -> Facts:

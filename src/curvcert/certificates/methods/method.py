@@ -1,0 +1,149 @@
+"""What a certificate method is: what it needs, what it prepares once, and the radii that it gives a batch.
+
+Glossary:
+
+- *question*: a network with all that is computed of it once, such as the constants of all pairs of classes.
+- *samples*: a batch, and what is known of it so far; every step of a method adds to that.
+- *step*: one visit of a method; its place in a plan is its cost, the cheapest first.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.certificates.constants import PairConstants, Tables
+from curvcert.certificates.pointwise import Pointwise
+from curvcert.network import Network
+
+WORTHWHILE = 1e-3
+"""A method runs where it could gain more than this, relative to the radius that is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked of a network, and what was computed of it once.
+
+    Attributes:
+        network: the classifier.
+        p: the norm of the radii.
+        epsilons: the radii to decide; none for the largest that are found.
+        constants: Lipschitz and curvature constants of all pairs of classes, as far as the methods need them.
+        deviations: what each pair's margin loses for the module's own departure from the network.
+        pairs: the problem of all pairs, whose norms are shared.
+        alone: whether one method was asked for by its name, rather than the best of all.
+    """
+
+    network: Network
+    p: float
+    epsilons: tuple[float, ...]
+    constants: PairConstants
+    deviations: Tensor
+    pairs: Problem
+    alone: bool
+
+
+class Samples:
+    """A batch, and what is known of it so far.
+
+    `L` and `K` are the constants in force for every class beside the label, (batch, classes); `anchored` says whether K
+    has become that of the samples themselves.  `radii` holds what each way gave every class, inf at the label, NaN
+    where it was not run; `names` what proved it, in words.
+    """
+
+    def __init__(self, question: Question, x: Tensor, points: Pointwise) -> None:
+        """Start with the constants of the question, and no radius."""
+        self.question, self.x, self.points = question, x, points
+        self.L, self.K = question.constants.L[points.label], question.constants.K[points.label]
+        self.anchored = False
+        self.radii: dict[str, Tensor] = {}
+        self.names: dict[str, str] = {}
+
+    def add(self, way: str, radii: Tensor, name: str = "") -> None:
+        """Note the radii of every class by one way; those that are NaN throughout were not run."""
+        radii = radii.scatter(1, self.points.label[:, None], torch.inf)
+        others = torch.ones_like(radii, dtype=torch.bool).scatter(1, self.points.label[:, None], False)
+        if not bool(radii[others].isnan().all()):
+            self.radii[way], self.names[way] = radii, name or way
+
+    @property
+    def none(self) -> Tensor:
+        """No radius of any class: NaN beside inf at the label."""
+        return torch.full_like(self.points.margin, torch.nan).scatter(1, self.points.label[:, None], torch.inf)
+
+    @property
+    def known(self) -> Tensor:
+        """The largest radius of every class, (batch, classes); 0 where none is known."""
+        found = [value.nan_to_num(nan=0.0, posinf=torch.inf) for value in self.radii.values()]
+        return torch.stack(found).amax(dim=0) if found else torch.zeros_like(self.points.margin)
+
+    @property
+    def limit(self) -> Tensor:
+        """The linear limit min m / g of every sample, which no bound from the gradient at x exceeds."""
+        return (self.points.margin / self.points.gradient_norm.clamp(min=1e-300)).amin(dim=1)
+
+    @property
+    def unbounded(self) -> Tensor:
+        """The samples with an infinite radius already."""
+        return self.points.correct & self.known.amin(dim=1).isinf()
+
+    @property
+    def open_(self) -> Tensor:
+        """The samples whose radius could still be of use, whatever bounds it."""
+        best = self.known.amin(dim=1)
+        wanted = best < max(self.question.epsilons) if self.question.epsilons else torch.ones_like(self.points.correct)
+        return wanted & self.points.correct & best.isfinite()
+
+    @property
+    def undecided(self) -> Tensor:
+        """The samples that a bound from the gradient at x could serve: all correct ones, unless radii are given."""
+        if not self.question.epsilons:
+            return self.points.correct
+        best, limit = self.known.amin(dim=1), self.limit
+        useful = torch.zeros_like(self.points.correct)
+        for eps in self.question.epsilons:
+            useful |= (best < eps) & (limit >= eps)
+        return useful & self.points.correct
+
+    @property
+    def could_gain(self) -> Tensor:
+        """The samples to which a bound from the gradient at x could add enough to be worth its time."""
+        return self.limit > self.known.amin(dim=1) * (1 + WORTHWHILE)
+
+
+class AbstractStep(ABC):
+    """One visit of a method to a batch: `way` is what its radii are listed as."""
+
+    way: str
+    cost: int
+
+    @abstractmethod
+    def run(self, samples: Samples) -> None:
+        """Add radii to what is known."""
+
+
+class AbstractCertificateMethod(ABC):
+    """A way to certified radii.
+
+    `name` is what it is asked for by, `way` what its radii are listed as, `in_auto` whether it is part of "auto".
+    """
+
+    name: str
+    way: str
+    in_auto: bool = True
+
+    @property
+    @abstractmethod
+    def tables(self) -> Tables:
+        """The constants that it needs."""
+
+    @abstractmethod
+    def steps(self, question: Question) -> Sequence[AbstractStep]:
+        """Prepare its visits, once for all batches; none where "auto" does better without.
+
+        Raises:
+            UnsupportedModule, UnsupportedActivation, InvalidInput: where it does not apply, with the reason.
+        """

@@ -1,0 +1,317 @@
+"""Linear maps as the checker reads them: every description becomes its matrix, with a bound on each entry's error."""
+
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from curvcert.checker.files import Content
+from curvcert.checker.outward import Array, Enclosed, Factor, plus, product, scaled, up
+from curvcert.errors import UnsupportedModule
+
+LARGEST_SIDE = 4096
+"""Rows or columns that an explicit matrix may have."""
+
+MOST_MAPS = 1024
+_DEEPEST = 64
+_MOST_WORK = 2**22
+_MOST_ENTRIES = 2**28
+"""Bounds on the maps of a network, on nesting, on the taps of a convolution and on the entries of all matrices that are
+made: a file cannot keep us busy for long."""
+
+
+class Reading:
+    """A network file while it is read, and how much it may still ask for."""
+
+    def __init__(self, content: Content) -> None:
+        """Begin with a file's content."""
+        self._content = content
+        self._entries = _MOST_ENTRIES
+        self._maps = MOST_MAPS
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The description of the network."""
+        return self._content.header
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error that names the file."""
+        self._content.refuse(why)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return an array of float64 numbers, or refuse the file."""
+        return self._content.array(name, "<f8")
+
+    def one_more(self) -> None:
+        """Count a map."""
+        self._maps -= 1
+        if self._maps < 0:
+            raise UnsupportedModule(f"more than {MOST_MAPS} linear maps")
+
+    def room(self, rows: int, columns: int) -> None:
+        """Count a matrix that is to be made."""
+        if max(rows, columns) > LARGEST_SIDE:
+            raise UnsupportedModule(f"an explicit matrix of {rows} x {columns} is beyond the limit of {LARGEST_SIDE}")
+        self._entries -= rows * columns
+        if self._entries < 0:
+            raise UnsupportedModule(f"matrices of more than {_MOST_ENTRIES} entries in all")
+
+
+def linear_map(content: Reading, entry: Any) -> tuple[Factor, int, int]:
+    """Return the matrix of a map, None for an identity, and its numbers of rows and columns."""
+    if isinstance(entry, dict) and entry.get("map") in ("identity", "reshape"):
+        content.one_more()
+        rows, columns = _declared(content, entry)
+        if rows != columns:
+            content.refuse("an identity between different sizes")
+        return None, rows, columns
+    found = _matrix(content, entry)
+    return found, *found.value.shape
+
+
+def stored(content: Reading, name: Any) -> Array:
+    """Return an array of weights: finite, and not beyond what is bounded here."""
+    value: Array = content.array(name if isinstance(name, str) else "")
+    if not np.isfinite(value).all():
+        content.refuse("a weight is NaN or infinite")
+    if value.size and float(np.abs(value).max()) > 1e100:
+        content.refuse("a weight is beyond 1e100")
+    return value
+
+
+def shape_of(content: Reading, value: Any) -> tuple[int, ...]:
+    """Return a shape: positive whole numbers."""
+    proper = isinstance(value, list) and len(value) <= 8 and all(type(n) is int and 0 < n < 2**31 for n in value)
+    if not proper:
+        content.refuse("a shape that is not a list of positive whole numbers")
+    return tuple(value)
+
+
+def _pair(content: Reading, value: Any, least: int) -> tuple[int, int]:
+    if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int and least <= n < 2**16 for n in value)):
+        content.refuse("a stride, padding, dilation or window that is not two whole numbers")
+    return value[0], value[1]
+
+
+def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
+    """Return the matrix of a map."""
+    if not isinstance(entry, dict) or depth > _DEEPEST:
+        content.refuse("a linear map that is not described, or too deeply nested")
+    content.one_more()
+    match entry.get("map"):
+        case "identity" | "zero" | "reshape":
+            return _trivial(content, entry)
+        case "dense":
+            weight = stored(content, entry.get("weight"))
+            if weight.ndim != 2 or not weight.size:
+                content.refuse("a dense weight that is not a matrix")
+            content.room(*weight.shape)
+            return Enclosed(weight)
+        case "diagonal":
+            return _diagonal(content, entry)
+        case "conv":
+            return _convolution(content, entry)
+        case "average_pool":
+            return _average(content, entry)
+        case "permutation":
+            return _permutation(content, entry)
+        case "channel_shift":
+            return _channel_shift(content, entry)
+        case "segment":
+            return _segment(content, entry)
+        case "circuit":
+            return _circuit(content, entry, depth)
+        case "transposed":
+            return _matrix(content, entry.get("of"), depth + 1).transposed
+        case "scaled":
+            factor = entry.get("factor")
+            if not isinstance(factor, float | int) or isinstance(factor, bool) or not abs(factor) < 1e100:
+                content.refuse("a map is scaled by something that is not a number")
+            return scaled(float(factor), _matrix(content, entry.get("of"), depth + 1))
+        case "sum":
+            return _folded(content, entry.get("terms"), depth, False)
+        case "product":
+            return _folded(content, entry.get("factors"), depth, True)
+        case _:
+            raise UnsupportedModule(f"the linear map {str(entry.get('map'))[:40]!r} is not covered")
+
+
+def _declared(content: Reading, entry: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of rows and columns of an identity, a reshape or a zero."""
+    source, target = shape_of(content, entry.get("in_shape")), shape_of(content, entry.get("out_shape"))
+    return math.prod(target), math.prod(source)
+
+
+def _trivial(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    rows, columns = _declared(content, entry)
+    if entry["map"] != "zero" and rows != columns:
+        content.refuse("an identity between different sizes")
+    content.room(rows, columns)
+    return Enclosed(np.zeros((rows, columns)) if entry["map"] == "zero" else np.eye(rows))
+
+
+def _folded(content: Reading, entries: Any, depth: int, multiply: bool) -> Enclosed:
+    if not isinstance(entries, list) or not 0 < len(entries) <= 256:
+        content.refuse("a sum or product without parts")
+    total: Factor = None
+    for entry in entries:
+        reshaped = isinstance(entry, dict) and entry.get("map") in ("identity", "reshape")
+        if multiply and reshaped and total is not None:
+            if linear_map(content, entry)[1] != total.value.shape[1]:
+                content.refuse("the factors of a product do not fit together")
+            continue
+        part = _matrix(content, entry, depth + 1)
+        if total is None:
+            total = part
+            continue
+        expected = part.value.shape[0] == total.value.shape[1] if multiply else part.value.shape == total.value.shape
+        if not expected:
+            content.refuse("the parts of a sum or product do not fit together")
+        content.room(len(total.value), part.value.shape[1])
+        total = product(total, part) if multiply else plus(total, part)
+    if total is None:
+        content.refuse("a sum or product without parts")
+    return total
+
+
+def _circuit(content: Reading, entry: dict[str, Any], depth: int) -> Enclosed:
+    """Return the last of several matrices, each a sum of products of maps with earlier ones; the first is I."""
+    steps = entry.get("steps")
+    if not isinstance(steps, list) or not 0 < len(steps) <= 256:
+        content.refuse("a circuit without steps")
+    values: list[Factor] = [None]
+    size: int | None = None
+    for step in steps:
+        if not isinstance(step, list) or not 0 < len(step) <= 256:
+            content.refuse("a step of a circuit without parts")
+        total: Factor = None
+        for part in step:
+            source = part.get("source") if isinstance(part, dict) else None
+            if type(source) is not int or not 0 <= source < len(values):
+                content.refuse("a step of a circuit that reads a later value")
+            A, before = _matrix(content, part.get("map"), depth + 1), values[source]
+            rows, columns = A.value.shape
+            size = columns if source == 0 and size is None else size
+            fits = columns == (size if before is None else len(before.value))
+            if not fits or (total is not None and len(total.value) != rows):
+                content.refuse("the steps of a circuit do not fit together")
+            content.room(rows, size or columns)
+            image = A if before is None else product(A, before)
+            total = image if total is None else plus(total, image)
+        values.append(total)
+    found = values[-1]
+    assert found is not None
+    return found
+
+
+def _segment(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    (total,), start, part = shape_of(content, [entry.get("total")]), entry.get("start"), entry.get("shape")
+    size = math.prod(shape_of(content, part))
+    if type(start) is not int or not 0 <= start <= total - size:
+        content.refuse("a segment that does not fit into its vector")
+    content.room(size, total)
+    return Enclosed(np.eye(size, total, start))
+
+
+def _channel_shift(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    image, groups = shape_of(content, entry.get("image_shape")), entry.get("groups")
+    if len(image) != 3 or not isinstance(groups, list) or len(groups) > image[0]:
+        content.refuse("a shift of channels of something that is not an image")
+    content.room(math.prod(image), math.prod(image))
+    order, first = np.arange(math.prod(image)).reshape(image), 0
+    for group in groups:
+        whole = isinstance(group, list) and len(group) == 3 and all(type(n) is int for n in group)
+        if not whole or not 1 <= group[0] <= image[0] - first or max(map(abs, group)) >= 2**31:
+            content.refuse("groups of channels that do not share out an image")
+        part = slice(first, first + group[0])
+        order[part] = np.roll(order[part], (group[1], group[2]), (1, 2))
+        first += group[0]
+    if first != image[0]:
+        content.refuse("groups of channels that do not share out an image")
+    return Enclosed(np.eye(order.size)[order.reshape(-1)])
+
+
+def _diagonal(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    weight, shape = stored(content, entry.get("weight")), shape_of(content, entry.get("shape"))
+    content.room(math.prod(shape), math.prod(shape))
+    try:
+        full = np.broadcast_to(weight, shape)
+    except ValueError:
+        content.refuse("a diagonal weight that does not fit its shape")
+    return Enclosed(np.diag(full.reshape(-1)))
+
+
+def _permutation(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    source, axes = shape_of(content, entry.get("in_shape")), entry.get("axes")
+    if not isinstance(axes, list) or not all(type(a) is int for a in axes) or sorted(axes) != list(range(len(source))):
+        content.refuse("a permutation that is no order of the axes")
+    size = math.prod(source)
+    content.room(size, size)
+    return Enclosed(np.eye(size)[np.arange(size).reshape(source).transpose(axes).reshape(-1)])
+
+
+def _convolution(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    weight, image = stored(content, entry.get("weight")), shape_of(content, entry.get("image_shape"))
+    stride, dilation = _pair(content, entry.get("stride"), 1), _pair(content, entry.get("dilation"), 1)
+    padding, groups = entry.get("padding"), entry.get("groups")
+    if weight.ndim != 4 or len(image) != 3 or not isinstance(padding, list) or len(padding) != 2:
+        content.refuse("a convolution whose kernel or image has the wrong number of dimensions")
+    sides = _pair(content, padding[0], 0), _pair(content, padding[1], 0)
+    if type(groups) is not int or groups < 1 or weight.shape[1] * groups != image[0] or weight.shape[0] % groups:
+        content.refuse("a convolution whose groups do not fit its channels")
+    circular = entry.get("padding_mode") == "circular"
+    if not circular and entry.get("padding_mode") != "zeros":
+        raise UnsupportedModule("a padding mode beyond zeros and circular")
+    return Enclosed(_explicit(content, weight, image, stride, sides, dilation, groups, circular))
+
+
+def _explicit(
+    content: Reading,
+    weight: Array,
+    image: tuple[int, ...],
+    stride: tuple[int, int],
+    sides: tuple[tuple[int, int], tuple[int, int]],
+    dilation: tuple[int, int],
+    groups: int,
+    circular: bool,
+) -> Array:
+    """Return the matrix of y[o, i] = sum over c, u of K[o, c, u] x[c, s i + d u - P], position by position."""
+    outputs, per_group, *kernel = weight.shape
+    if min(kernel) < 1 or outputs < 1:
+        content.refuse("an empty kernel")
+    axes = zip(image[1:], sides, kernel, stride, dilation, strict=True)
+    height, width = ((n + sum(side) - d * (k - 1) - 1) // s + 1 for n, side, k, s, d in axes)
+    if min(height, width) < 1:
+        content.refuse("a kernel that does not fit into its image")
+    content.room(outputs * height * width, math.prod(image))
+    wraps = circular and any(d * (k - 1) >= n for n, k, d in zip(image[1:], kernel, dilation, strict=True))
+    if wraps or outputs * height * width * math.prod(kernel) > _MOST_WORK:
+        raise UnsupportedModule("a kernel that wraps around its image, or has too many taps")
+    matrix = np.zeros((outputs, height, width, *image))
+    for o in range(outputs):
+        first = o // (outputs // groups) * per_group
+        channels = slice(first, first + per_group)
+        for i, j in np.ndindex(height, width):
+            for a, b in np.ndindex(*kernel):
+                y = i * stride[0] + a * dilation[0] - sides[0][0]
+                x = j * stride[1] + b * dilation[1] - sides[1][0]
+                if circular:
+                    y, x = y % image[1], x % image[2]
+                if 0 <= y < image[1] and 0 <= x < image[2]:
+                    matrix[o, i, j, channels, y, x] += weight[o, :, a, b]
+    return matrix.reshape(outputs * height * width, -1)
+
+
+def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    image = shape_of(content, entry.get("image_shape"))
+    window, stride = _pair(content, entry.get("kernel_size"), 1), _pair(content, entry.get("stride"), 1)
+    padding = _pair(content, entry.get("padding"), 0)
+    if len(image) != 3:
+        content.refuse("a pooling of something that is not an image")
+    content.room(math.prod(image), 1)
+    sides = (padding[0], padding[0]), (padding[1], padding[1])
+    ones = np.ones((image[0], 1, *window))
+    counts = _explicit(content, ones, image, stride, sides, (1, 1), image[0], False)
+    value = counts / math.prod(window)
+    return Enclosed(value, up(2.0**-53 * value))

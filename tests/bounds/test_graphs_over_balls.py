@@ -1,0 +1,98 @@
+"""Bounds over balls and from anchors on graphs: never below what a search finds, exact where they are known to be."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import curvcert
+from curvcert.bounds.lipschitz.drift import carry_ball, carry_gradients, carry_point
+from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.network.evaluation import evaluate_with_error
+from tests.bounds.search import Search
+from tests.network.graphs import GRAPHS, IDS, Graph
+
+F64 = torch.float64
+POINTS = 3
+
+every_graph = pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
+
+
+def points(graph: Graph, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 + seed)
+    return torch.randn(POINTS, *graph.network(seed).in_shape, dtype=F64, generator=generator)
+
+
+@every_graph
+def test_units_compute_what_the_nodes_do(graph: Graph) -> None:
+    network, x = graph.network(0), points(graph, 0)
+    values = network.values(x)
+    for unit in network.units:
+        read = unit.stacked([values[source] for source in unit.sources])
+        torch.testing.assert_close(unit.block.evaluate(read), values[unit.output], rtol=1e-12, atol=1e-12)
+    assert network.units[-1].output == len(network.nodes) - 1
+
+
+@pytest.mark.slow
+@every_graph
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_no_slope_in_a_ball_exceeds_its_bound(graph: Graph, p: float) -> None:
+    for seed, r in enumerate((0.05, 1.0)):
+        network, x = graph.network(seed), points(graph, seed)
+        radius = torch.full((POINTS,), r, dtype=F64)
+        for pair in (None, "all"):
+            asked = network if pair is None else network.all_differences()
+            found = Search(asked, p, p, pair is not None, steps=6).in_balls(x, radius, starts=3)
+            bound = curvcert.lipschitz(network, p, at=x, radius=radius, pair=pair, method="local").value
+            assert bool((found <= bound * (1 + 1e-12)).all())
+            assert bool((bound <= curvcert.lipschitz(network, p, pair=pair, method="liplt").value * (1 + 1e-9)).all())
+
+
+@pytest.mark.slow
+@every_graph
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+def test_no_quotient_from_a_point_exceeds_its_bound(graph: Graph, p: float) -> None:
+    network, x = graph.network(1), points(graph, 1)
+    for pair in (None, "all"):
+        asked = network if pair is None else network.all_differences()
+        found = Search(asked, p, p, pair is not None, steps=6).from_anchors(x)
+        bound = curvcert.lipschitz(network, p, at=x, pair=pair, method="anchored").value
+        assert bool((found <= bound * (1 + 1e-12)).all())
+        assert bool((bound <= curvcert.lipschitz(network, p, pair=pair, method="liplt").value * (1 + 1e-9)).all())
+
+
+@every_graph
+def test_nothing_leaves_its_reach_and_no_gradient_drifts_further(graph: Graph) -> None:
+    for seed, r in enumerate((0.1, 1.0)):
+        network, x = graph.network(seed), points(graph, seed)
+        problem = make_problem(network, 2, None, x, r, "all", None)
+        reached = carry_ball(problem, problem.scope)
+        covectors = carry_gradients(problem, reached)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            d = torch.randn(x.shape, dtype=F64, generator=generator)
+            d = r * d / torch.linalg.vector_norm(d, dim=1, keepdim=True)
+            there = problem.network.values(x + d)
+            here = problem.network.values(x)
+            for part in reached:
+                if part.reach is not None:
+                    moved = (there[part.unit.z] - here[part.unit.z]).abs()
+                    assert bool((moved <= part.reach + 1e-12).all())
+            if covectors is not None:
+                J = problem.network.jacobian(x + d).flatten(2)
+                drift = torch.linalg.vector_norm(J - covectors[0].value.flatten(2), dim=2)
+                assert bool((drift <= covectors[0].drift * (1 + 1e-9) + 1e-13).all())
+
+
+@every_graph
+def test_a_ball_of_radius_0_gives_the_gradient(graph: Graph) -> None:
+    network, x = graph.network(0), points(graph, 0)
+    problem = make_problem(network, 2, None, x, 0.0, "all", None)
+    found = carry_gradients(problem, carry_point(problem, evaluate_with_error(problem.network, x, problem.norms)))
+    if found is not None:
+        torch.testing.assert_close(found[0].value, problem.network.jacobian(x), rtol=1e-12, atol=1e-13)
+        assert float(found[0].drift.amax()) < 1e-7
+        exact = torch.linalg.vector_norm(problem.network.jacobian(x).flatten(2), dim=2)
+        local = curvcert.lipschitz(network, 2, at=x, radius=0.0, pair="all", method="local").value
+        torch.testing.assert_close(local, exact, rtol=1e-7, atol=1e-8)
