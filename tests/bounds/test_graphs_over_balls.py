@@ -11,7 +11,7 @@ from curvcert.bounds.lipschitz.drift import carry_ball, carry_gradients, carry_p
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network.evaluation import evaluate_with_error
 from tests.bounds.search import Search
-from tests.network.graphs import GRAPHS, IDS, Graph
+from tests.graph_families import GRAPHS, IDS, Graph
 
 F64 = torch.float64
 POINTS = 3

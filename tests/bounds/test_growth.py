@@ -19,7 +19,7 @@ from curvcert.network.builder import Value, start
 from curvcert.network.rewriting.fusion import fused
 from curvcert.network.rewriting.levels import levels_of
 from curvcert.operators import Dense, NormBounds
-from tests.network.graphs import GRAPHS, IDS, Draw, Graph, concat, finished
+from tests.graph_families import GRAPHS, IDS, Draw, Graph, concat, finished
 
 F64 = torch.float64
 

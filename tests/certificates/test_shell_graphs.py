@@ -8,12 +8,11 @@ from torch import Tensor
 
 from benchmarks.shell_search import Bounded
 from curvcert.network import Network
-from tests.network.graphs import GRAPHS, Graph
+from tests.graph_families import SMOOTH, Graph
 
 F64 = torch.float64
 T = torch.tensor([0.02, 0.3, 1.5], dtype=F64)
 
-SMOOTH = [graph for graph in GRAPHS if graph.name != "kinks"]
 every_smooth = pytest.mark.parametrize("graph", SMOOTH, ids=[graph.name for graph in SMOOTH])
 
 

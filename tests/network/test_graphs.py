@@ -15,7 +15,7 @@ from curvcert.network.evaluation import evaluate_with_error
 from curvcert.network.nodes import AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
 from curvcert.network.rewriting.fusion import fused
 from curvcert.operators import AbstractLinearMap, Dense, Identity, NormBounds
-from tests.network.graphs import GRAPHS, IDS, Draw, Graph, finished
+from tests.graph_families import GRAPHS, IDS, Draw, Graph, finished
 
 F64 = torch.float64
 EXACT = {

@@ -8,7 +8,7 @@ from curvcert.network.builder import start
 from curvcert.operators.circuit import Circuit
 from curvcert.propagation import path_maps
 from curvcert.propagation.path_maps import PathMaps
-from tests.network.graphs import GRAPHS, IDS, Draw, Graph, dense_path_maps, finished
+from tests.graph_families import GRAPHS, IDS, Draw, Graph, dense_path_maps, finished
 
 every_graph = pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 

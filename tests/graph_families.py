@@ -119,6 +119,27 @@ def ensemble(draw: Draw, x: Value) -> Value:
     return one.plus(other, "ensemble")
 
 
+def shared_weights(draw: Draw, x: Value) -> Value:
+    """A recurrent layer that reads the input again at each of three steps, with the same weights."""
+    n = x.shape[0]
+    W, U, b = Dense(draw.normal(5, 5) / 5**0.5), Dense(1.2 * draw.normal(5, n) / n**0.5), 0.3 * draw.normal(5)
+    state = x.linear(U, b).activate(TANH, "first")
+    for k in range(2):
+        state = state.linear(W).plus(x.linear(U, b), f"step{k}").activate(TANH, f"step{k}")
+    return draw.dense(state, 3)
+
+
+def slices(draw: Draw, x: Value) -> Value:
+    """Halves that cross over: each is changed by what the other becomes, then joined again."""
+    for _ in range(2):
+        half = x.shape[0] // 2
+        left, right = (x.linear(Segment(2 * half, k * half, (half,)), name="slice") for k in range(2))
+        left = left.plus(draw.dense(draw.layer(right, 3), half), "left")
+        right = right.plus(draw.dense(draw.layer(left, 3, SILU), half), "right")
+        x = concat([right, left])
+    return draw.dense(x, 3)
+
+
 def sines(draw: Draw, x: Value) -> Value:
     """Slopes about 0: no path map leads through an activation."""
     first = draw.layer(x, 4, SIN)
@@ -165,9 +186,24 @@ class Graph:
 
 GRAPHS = [
     Graph(make.__name__.replace("_", " "), make)
-    for make in (nested_residual, dense_net, u_net, input_convex, rk4, ensemble, sines, two_activations, kinks, tangled)
+    for make in (
+        nested_residual,
+        dense_net,
+        u_net,
+        input_convex,
+        rk4,
+        ensemble,
+        shared_weights,
+        slices,
+        sines,
+        two_activations,
+        kinks,
+        tangled,
+    )
 ]
 IDS = [graph.name for graph in GRAPHS]
+SMOOTH = [graph for graph in GRAPHS if graph.name != "kinks"]
+"""Those that have a curvature."""
 
 
 def dense_path_maps(network: Network, target: int) -> dict[int, Tensor]:
