@@ -15,7 +15,7 @@ def test_certifies_prints_the_table_and_names_the_report_last(tmp_path: Path) ->
     arguments = ["demo", "--out", str(out), "--samples", "12"]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     assert result.exit_code == 0, result.output
-    headings = ("by Lipschitz", "by curvature", "by local bounds", "certified", "not broken by PGD")
+    headings = ("by Lipschitz", "by curvature", "by shells", "certified", "not broken by PGD")
     for text in (*headings, "What to try next"):
         assert text in result.output
     rows = [line for line in result.output.splitlines() if line.startswith("│")]
