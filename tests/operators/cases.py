@@ -20,8 +20,9 @@ from curvcert.operators import (
     batch_norm_in_eval,
 )
 from curvcert.operators.circuit import Circuit
-from curvcert.operators.permutation import ChannelShift, Permutation
+from curvcert.operators.permutation import ChannelShift, Flip, Permutation
 from curvcert.operators.segments import Segment, on_top_of_each_other, side_by_side
+from curvcert.operators.slices import Slice, slice_along
 
 F64 = torch.float64
 
@@ -125,6 +126,11 @@ CASES = [
     Case("narrow middle", lambda: Dense(randn(9, 2)) @ Dense(randn(2, 8, seed=1))),
     Case("conv chain", conv_chain),
     Case("conv chain transposed", lambda: conv_chain().T),
+    Case("flip", lambda: Flip((2, 3, 4), (0, 2))),
+    Case("flipped conv", lambda: Flip((3, 3, 4), (2,)) @ Conv2d(randn(3, 2, 3, 3), (2, 5, 6)) @ Flip((2, 5, 6), (1,))),
+    Case("slice", lambda: Slice((3, 5, 4), (1, 0, 3), (1, 2, 1), (2, 3, 1))),
+    Case("embedding", lambda: slice_along((3, 5), 1, 1, 2, 3).T),
+    Case("conv of channels", lambda: Conv2d(randn(3, 4, 3, 3), (4, 5, 5)) @ slice_along((4, 5, 5), 0, 1, 2).T),
     Case("segment", lambda: Segment(7, 2, (2, 2))),
     Case("side by side", lambda: side_by_side([Dense(randn(3, 4)), -0.5 * Dense(randn(3, 2, seed=1)), Identity((3,))])),
     Case("on top of each other", lambda: on_top_of_each_other([Dense(randn(2, 4)), Reshape((4,), (2, 2))])),

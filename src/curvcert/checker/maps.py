@@ -120,6 +120,8 @@ def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
             return _channel_shift(content, entry)
         case "segment":
             return _segment(content, entry)
+        case "flip" | "slice":
+            return _selection(content, entry)
         case "circuit":
             return _circuit(content, entry, depth)
         case "transposed":
@@ -212,6 +214,38 @@ def _segment(content: Reading, entry: dict[str, Any]) -> Enclosed:
         content.refuse("a segment that does not fit into its vector")
     content.room(size, total)
     return Enclosed(np.eye(size, total, start))
+
+
+def _selection(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    """Return the rows of the identity that a flip of axes, or a slice along them, takes, in its order."""
+    flips = entry["map"] == "flip"
+    source = shape_of(content, entry.get("shape" if flips else "in_shape"))
+    if math.prod(source) > LARGEST_SIDE:
+        raise UnsupportedModule(f"a selection from {math.prod(source)} numbers is beyond the limit of {LARGEST_SIDE}")
+    order = np.arange(math.prod(source)).reshape(source)[_cut(content, entry, source, flips)].reshape(-1)
+    content.room(order.size, math.prod(source))
+    rows = np.zeros((order.size, math.prod(source)))
+    rows[np.arange(order.size), order] = 1.0
+    return Enclosed(rows)
+
+
+def _cut(content: Reading, entry: dict[str, Any], source: tuple[int, ...], flips: bool) -> tuple[slice, ...]:
+    """Return what a selection takes along every axis."""
+    if flips:
+        axes = entry.get("axes")
+        if not isinstance(axes, list) or not all(type(a) is int and 0 <= a < len(source) for a in axes):
+            content.refuse("a flip of axes that do not exist")
+        return tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(len(source)))
+    steps, target = shape_of(content, entry.get("steps")), shape_of(content, entry.get("out_shape"))
+    starts = entry.get("starts")
+    if not isinstance(starts, list) or not all(type(n) is int and n >= 0 for n in starts):
+        content.refuse("a slice that starts nowhere")
+    if not len(source) == len(starts) == len(steps) == len(target):
+        content.refuse("a slice along other axes than it has")
+    ends = [start + step * (count - 1) + 1 for start, step, count in zip(starts, steps, target, strict=True)]
+    if any(end > size for end, size in zip(ends, source, strict=True)):
+        content.refuse("a slice that does not fit into its tensor")
+    return tuple(slice(start, end, step) for start, end, step in zip(starts, ends, steps, strict=True))
 
 
 def _channel_shift(content: Reading, entry: dict[str, Any]) -> Enclosed:

@@ -40,8 +40,9 @@ from curvcert.operators import (
     Zero,
 )
 from curvcert.operators.circuit import Circuit
-from curvcert.operators.permutation import ChannelShift, Permutation
+from curvcert.operators.permutation import ChannelShift, Flip, Permutation
 from curvcert.operators.segments import Segment
+from curvcert.operators.slices import Slice
 from curvcert.tensor_files import write_tensor_file
 
 KIND, VERSION = "curvcert-network", 2
@@ -172,6 +173,17 @@ def _(op: Permutation, weights: Weights) -> Description:
 @_map.register
 def _(op: ChannelShift, weights: Weights) -> Description:
     return {"map": "channel_shift", "image_shape": list(op.in_shape), "groups": [list(group) for group in op.groups]}
+
+
+@_map.register
+def _(op: Flip, weights: Weights) -> Description:
+    return {"map": "flip", "shape": list(op.shape), "axes": list(op.axes)}
+
+
+@_map.register
+def _(op: Slice, weights: Weights) -> Description:
+    sizes = {name: list(getattr(op, name)) for name in ("starts", "steps")}
+    return {"map": "slice", "in_shape": list(op.source), "out_shape": list(op.target), **sizes}
 
 
 @_map.register(Identity | Zero | Reshape)

@@ -30,10 +30,12 @@ class AbstractLinearMap(ABC):
     A subclass is a frozen dataclass that gives the two shapes, dtype, device, and three methods:
     `_apply`, `_adjoint` (both on a batch) and `_matrix`, its slow and obvious meaning.
 
-    One that only puts coordinates into another order, or another shape, says so by `reorders`.
+    One that only puts coordinates into another order, or another shape, says so by `reorders`; one that only leaves
+    coordinates out, by `selects`.
     """
 
     reorders: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
 
     @property
     @abstractmethod

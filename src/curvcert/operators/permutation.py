@@ -1,4 +1,4 @@
-"""Maps that put coordinates into another order: axes are permuted, or channels shifted around an image's edges."""
+"""Maps that put coordinates into another order: axes are permuted or flipped, or channels shifted."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,21 +107,60 @@ class ChannelShift(AbstractLinearMap):
         return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
 
 
-@magnitude.register(Permutation | ChannelShift)
+@final
+@dataclass(frozen=True, eq=False)
+class Flip(AbstractLinearMap):
+    """The same coordinates, counted from the other end along some axes: an isometry, and its own adjoint.
+
+    >>> Flip((2, 3), (1,)).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
+    tensor([[2., 1., 0.],
+            [5., 4., 3.]], dtype=torch.float64)
+    """
+
+    shape: Shape
+    axes: Shape
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+    reorders: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if len(set(self.axes)) != len(self.axes) or not set(self.axes) <= set(range(len(self.shape))):
+            raise InvalidInput(f"Flip of a shape {self.shape} expects some of its axes, each once, got {self.axes}.")
+
+    @property
+    def in_shape(self) -> Shape:
+        return self.shape
+
+    @property
+    def out_shape(self) -> Shape:
+        return self.shape
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x.flip([axis + 1 for axis in self.axes])
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self._apply(y)
+
+    def _matrix(self) -> Tensor:
+        order = self._apply(torch.arange(self.in_size, device=self.device).reshape(1, *self.shape))
+        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
+
+
+@magnitude.register(Permutation | ChannelShift | Flip)
 def _(op: AbstractLinearMap) -> AbstractLinearMap:
     return op
 
 
-@rounding_length.register(Permutation | ChannelShift)
+@rounding_length.register(Permutation | ChannelShift | Flip)
 def _(op: AbstractLinearMap) -> int:
     return 0
 
 
-@row_norms_upper_bound.register(Permutation | ChannelShift)
+@row_norms_upper_bound.register(Permutation | ChannelShift | Flip)
 def _(op: AbstractLinearMap, r: float) -> Tensor:
     return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
 
 
-@spectral_norm_upper_bound.register(Permutation | ChannelShift)
+@spectral_norm_upper_bound.register(Permutation | ChannelShift | Flip)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"

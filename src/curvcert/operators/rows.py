@@ -31,6 +31,8 @@ def row_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
     >>> 5.0 <= float(rows) < 5.000001
     True
     """
+    if op.selects:
+        return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
     pieces = []
     chunk = max(1, _CHUNK_ELEMENTS // max(op.in_size, op.out_size))
     for start in range(0, op.out_size, chunk):
@@ -114,6 +116,8 @@ def _(op: Transposed, r: float) -> Tensor:
             return inflate(_conv_line_norms(inner.as_conv, r, transposed=True), 4 * UNIT_ROUNDOFF)
         case Diagonal():
             return row_norms_upper_bound(inner, r)
+        case _ if inner.selects:
+            return inner.adjoint(torch.ones(inner.out_shape, dtype=op.dtype, device=op.device))
         case _:
             return row_norms_upper_bound.dispatch(object)(op, r)
 

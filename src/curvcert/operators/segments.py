@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
-from curvcert.operators.rows import row_norms_upper_bound
 
 
 @final
@@ -30,6 +29,7 @@ class Segment(AbstractLinearMap):
     part: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    selects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.start + self.out_size <= self.total or self.out_size < 1:
@@ -63,11 +63,6 @@ def _(op: Segment) -> AbstractLinearMap:
 @rounding_length.register
 def _(op: Segment) -> int:
     return 0
-
-
-@row_norms_upper_bound.register
-def _(op: Segment, r: float) -> Tensor:
-    return torch.ones(op.part, dtype=op.dtype, device=op.device)
 
 
 @spectral_norm_upper_bound.register
