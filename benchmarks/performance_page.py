@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.harness import RESULTS
 from curvcert.results import Record
+from curvcert.whole_files import write_whole
 
 PAGE = RESULTS.parent / "docs" / "performance.md"
 LOSSES = {"standard": "cross-entropy", "curvature": "the paper's loss", "certified-margin": "certified margin"}
@@ -134,7 +135,7 @@ def _table(lines: list[list[str]]) -> str:
 
 def main(page: Path = PAGE) -> None:
     """Write the page."""
-    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    write_whole(page, filled(page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ class InvalidFile(InvalidInput):
     """A file that is cut short, altered, of another kind or version, or that contradicts itself."""
 
 
+class CannotWrite(CurvcertError, OSError):
+    """A disk that is full, or a folder that may not be written to, or that another run is writing into."""
+
+
 class UnsupportedModule(CurvcertError, TypeError):
     """A module or graph node that curvcert does not recognise, named with its path."""
 

@@ -1,9 +1,12 @@
 """Pictures as files: a figure gives the same bytes whenever it is written."""
 
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+
+from curvcert.whole_files import write_whole
 
 _DATES = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """What leaves the date out, by the format."""
@@ -11,8 +14,8 @@ _DATES = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 def write_figure(figure: Figure, path: str | Path, transparent: bool = False) -> None:
     """Write a figure in the format of the name's ending: .png, .svg or .pdf."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    ending, content = Path(path).suffix.lower(), BytesIO()
     # Without a salt the identifiers in an SVG are drawn at random.
     with rc_context({"svg.hashsalt": "curvcert"}):
-        figure.savefig(path, dpi=160, transparent=transparent, metadata=_DATES.get(path.suffix.lower(), {}))
+        figure.savefig(content, format=ending[1:], dpi=160, transparent=transparent, metadata=_DATES.get(ending, {}))
+    write_whole(path, content.getvalue())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from curvcert.errors import InvalidInput
+from curvcert.whole_files import write_whole
 
 SCHEMA = 1
 MEASURED_PACKAGES = ("curvcert", "torch", "numpy", "scipy")
@@ -69,10 +70,7 @@ class Record:
 
     def write(self, path: Path | str) -> Path:
         """Write the record as JSON, making the folder if need be, and return the path."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json(), encoding="utf-8")
-        return path
+        return write_whole(path, self.to_json())
 
     @classmethod
     def read(cls, path: Path | str) -> "Record":

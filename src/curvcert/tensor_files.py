@@ -6,8 +6,6 @@ large to parse with care, or if its seal, the SHA-256 of header and arrays, does
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from curvcert.errors import InvalidFile
+from curvcert.whole_files import write_whole
 
 LARGEST_HEADER = 2**24
 LARGEST_FILE = 2**31
@@ -29,7 +28,7 @@ _TYPES = {"<f8": "F64", "<f4": "F32", "<i8": "I64", "|b1": "BOOL", "|u1": "U8"}
 
 
 def write_tensor_file(path: Path | str, kind: str, version: int, header: Mapping[str, Any], arrays: Arrays) -> Path:
-    """Write a file of one kind and version: first beside its place, then moved there in one step.
+    """Write a file of one kind and version, whole or not at all.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -44,19 +43,7 @@ def write_tensor_file(path: Path | str, kind: str, version: int, header: Mapping
     content = _safetensors(metadata, little)
     if len(content) > LARGEST_FILE:
         raise InvalidFile(f"{path} would take {len(content)} bytes, the limit is {LARGEST_FILE}. Save it in parts.")
-    # Not by mkstemp, whose files nobody else may read: such a file is there to be handed on.
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    return path
+    return write_whole(path, content)
 
 
 def read_tensor_file(path: Path | str, kind: str, version: int) -> tuple[dict[str, Any], Arrays]:

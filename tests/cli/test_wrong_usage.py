@@ -1,5 +1,6 @@
 """What a person gets wrong: one or two lines that say what was expected, what came and what to do; status 2."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from curvcert import cli
-from curvcert.errors import InvalidInput, SoundnessError
+from curvcert.errors import CannotWrite, InvalidInput, SoundnessError
 from tests.cli.running import Runner, run_process, write_npz
 
 IMAGES = np.zeros((2, 1, 8, 8))
@@ -130,8 +131,8 @@ def test_a_folder_without_the_right_to_write(folder: Path, run: Runner) -> None:
     (folder / "locked").mkdir(mode=0o500)
     status, _, error = run("certify", "nets:small", "digits", "--samples", 2, "--out", "locked/out")
     assert (status, error) == (
-        2,
-        "InvalidInput: Cannot write into locked/out: Permission denied. Choose another folder.\n",
+        5,
+        "CannotWrite: Cannot write into locked/out: Permission denied. Free some space, or choose another folder.\n",
     )
 
 
@@ -160,6 +161,9 @@ def test_the_installed_command_answers_in_one_line_and_with_a_traceback_only_on_
     [
         (InvalidInput("p must be [at least] 1."), 2, "InvalidInput: p must be [at least] 1.\n"),
         (SoundnessError("A ball is broken."), 1, "SoundnessError: A ball is broken.\n"),
+        (CannotWrite("Cannot write into out: No space left on device."), 5, "CannotWrite: Cannot write into out: No"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 5, "OSError: x: No space left on device. Make room"),
+        (MemoryError(), 5, "MemoryError: the memory is exhausted."),
         (PermissionError(13, "Permission denied", "x"), 2, "PermissionError: x: Permission denied. Check the path"),
         (KeyError("odd\nthing"), 3, "KeyError: 'odd\\nthing'. This is unexpected. Run with --debug to see where.\n"),
     ],

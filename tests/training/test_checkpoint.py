@@ -94,7 +94,7 @@ def test_dying_between_two_writes_leaves_the_last_one_whole(
 ) -> None:
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 400_000)
     save_checkpoint(tmp_path, Checkpoint(1, state(1), FACTS))
-    real, done = checkpoint.write_flushed, 0
+    real, done = checkpoint.write_whole, 0
 
     def dying(path: Path, content: bytes) -> None:
         nonlocal done
@@ -104,10 +104,10 @@ def test_dying_between_two_writes_leaves_the_last_one_whole(
         done += 1
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "write_flushed", dying)
+    monkeypatch.setattr(checkpoint, "write_whole", dying)
     with pytest.raises(Killed):
         save_checkpoint(tmp_path, Checkpoint(2, state(2), FACTS))
-    monkeypatch.setattr(checkpoint, "write_flushed", real)
+    monkeypatch.setattr(checkpoint, "write_whole", real)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000000001"]
     assert_same_bits(state(1), dict(load_checkpoint(checkpoints(tmp_path)[-1]).tensors))
     save_checkpoint(tmp_path, Checkpoint(2, state(2), FACTS))

@@ -1,14 +1,17 @@
 """The command line: `curvcert`, or `python -m curvcert`.  One file a subcommand, no mathematics.
 
-Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 130 stopped by Ctrl-C.
+Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 5 the surroundings
+failed, such as a full disk; 130 stopped by Ctrl-C.
 """
 
+import errno
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from curvcert._version import __version__
@@ -18,10 +21,14 @@ from curvcert.cli.certify import certify_command
 from curvcert.cli.check import check_command
 from curvcert.cli.demo import demo
 from curvcert.cli.reproduce import reproduce_command
+from curvcert.cli.terminal import outlets, visible
 from curvcert.cli.train import train_command
-from curvcert.errors import CurvcertError, SoundnessError
+from curvcert.errors import CannotWrite, CurvcertError, SoundnessError
 
-CLAIM_FAILED, BAD_INPUT, FAULT = 1, 2, 3
+CLAIM_FAILED, BAD_INPUT, FAULT, SURROUNDINGS = 1, 2, 3, 5
+
+_EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of the system that no other input would mend."""
 
 app = typer.Typer(name="curvcert", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(demo)
@@ -60,7 +67,8 @@ def root(
         curvcert check out/certificate.safetensors out/network.safetensors data.npz
 
     Every command has --help with examples. Exit statuses: 0 done;
-    1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own.
+    1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own;
+    5 the surroundings failed, such as a full disk or a folder in use.
     """
 
 
@@ -72,20 +80,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            app(words)
+            with outlets():
+                app(words)
         except Exception as error:
-            if debug:
-                traceback.print_exc()
             status, message = _told(error, debug)
-            print(message, file=sys.stderr)
+            with outlets():
+                if debug:
+                    print(visible(traceback.format_exc()), end="", file=sys.stderr)
+                print(visible(message), file=sys.stderr)
             sys.exit(status)
 
 
 def _told(error: Exception, debug: bool) -> tuple[int, str]:
     """Return the exit status for an error, and what a person is told."""
     if isinstance(error, CurvcertError):
-        status = CLAIM_FAILED if isinstance(error, SoundnessError) else BAD_INPUT
+        status = {SoundnessError: CLAIM_FAILED, CannotWrite: SURROUNDINGS}.get(type(error), BAD_INPUT)
         return status, f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return SURROUNDINGS, f"{type(error).__name__}: {where}{error.strerror}. Make room, and run it again."
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return SURROUNDINGS, "MemoryError: the memory is exhausted. Take fewer samples, or a machine with more."
     if isinstance(error, OSError) and error.filename is not None:
         return BAD_INPUT, f"{type(error).__name__}: {error.filename}: {error.strerror}. Check the path and its rights."
     reason = (str(error).strip().split("\n")[0] or "no reason given").rstrip(".")
@@ -94,4 +109,4 @@ def _told(error: Exception, debug: bool) -> tuple[int, str]:
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"Warning: {message}", file=sys.stderr)
+    print(visible(f"Warning: {message}"), file=sys.stderr)

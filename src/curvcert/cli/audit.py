@@ -11,6 +11,7 @@ from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.falsifier import Audit, Effort, audit, load_counterexample, replay, save_counterexample
 from curvcert.falsifier.auditing import NETWORKS
+from curvcert.folder_lock import locked
 
 
 def audit_command(
@@ -94,11 +95,13 @@ def _searched(name: str) -> str:
 
 
 def _save(result: Audit, folder: Path) -> list[Path]:
-    saved = []
-    for k, example in enumerate(result.findings.counterexamples):
-        folder.mkdir(parents=True, exist_ok=True)
-        saved.append(save_counterexample(example, folder / f"{example.kind}-{k}.safetensors"))
-    return saved
+    if not result.findings.counterexamples:
+        return []
+    with locked(folder, "curvcert audit"):
+        return [
+            save_counterexample(example, folder / f"{example.kind}-{k}.safetensors")
+            for k, example in enumerate(result.findings.counterexamples)
+        ]
 
 
 def _replay(file: Path, output: Output) -> None:

@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,14 +28,15 @@ from curvcert.cli.parts import Parts, Plan, digest_of
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
 from curvcert.cli.shares import LOST_AFTER, Found, Shares
 from curvcert.errors import InvalidInput
+from curvcert.folder_lock import locked
 from curvcert.network import Network
 from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
 from curvcert.reporting.collecting import report_data, shown_epsilons
 from curvcert.reporting.digits import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
-from curvcert.training.checkpoint import write_atomically
 from curvcert.training.distributed import place_from, require_device
+from curvcert.whole_files import write_whole
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -148,46 +150,51 @@ def certify_command(
         shown = None if place.is_first and not quiet else False
         return certifier(network, request.p, method, box, epsilons, here, shown)
 
-    try:
-        with shares.opened(resume or place.restarted):
-            found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
-    except KeyboardInterrupt:
-        if place.is_first:
-            done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
-            print(f"Stopped: {done} of {len(inputs)} samples are saved in {out}. Go on with --resume.", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    if found is None:
-        return  # the results are rank 0's to write
-    certificate, attack = found
-    certificate = certificate.save(out / FILES["certificate"])
-    save_network(network, out / FILES["network"])
-    rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
-    write_atomically(out / FILES["samples"], rows.encode())
-    files = {name: out / file for name, file in FILES.items()}
-    radii = shown_epsilons(certificate, epsilons)
-    output.show(accuracy_table(certificate, radii), *certificate.notes, *_listed(files))
-    if report:
-        output.notice("Writing the report ...")
+    # One run in a folder; the other ranks of this one write below the lock of the first.
+    with locked(out, "curvcert certify") if place.is_first else nullcontext():
         try:
-            facts = report_data(
-                certificate,
-                network=network,
-                x=inputs.x,
-                y=inputs.y,
-                class_names=names,
-                title=f"{model} on {len(inputs)} samples of {data}",
-                command=shlex.join(["curvcert", *sys.argv[1:]]),
-                epsilons=epsilons,
-                searches=() if attack is None else (attack,),
-                seeds={"pgd": seed} if search else None,
-            )
-            page = {"report": write_report(facts, out / "report.html")}
+            with shares.opened(resume or place.restarted):
+                found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
         except KeyboardInterrupt:
-            print(f"Stopped: all is saved in {out} but the report. Write it with --resume.", file=sys.stderr)
+            if place.is_first:
+                done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
+                print(
+                    f"Stopped: {done} of {len(inputs)} samples are saved in {out}. Go on with --resume.",
+                    file=sys.stderr,
+                )
             raise typer.Exit(INTERRUPTED) from None
-        output.show(*_listed(page))
-        files |= page
-    output.answer(*_answer(certificate, radii, files))
+        if found is None:
+            return  # the results are rank 0's to write
+        certificate, attack = found
+        certificate = certificate.save(out / FILES["certificate"])
+        save_network(network, out / FILES["network"])
+        rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
+        write_whole(out / FILES["samples"], rows)
+        files = {name: out / file for name, file in FILES.items()}
+        radii = shown_epsilons(certificate, epsilons)
+        output.show(accuracy_table(certificate, radii), *certificate.notes, *_listed(files))
+        if report:
+            output.notice("Writing the report ...")
+            try:
+                facts = report_data(
+                    certificate,
+                    network=network,
+                    x=inputs.x,
+                    y=inputs.y,
+                    class_names=names,
+                    title=f"{model} on {len(inputs)} samples of {data}",
+                    command=shlex.join(["curvcert", *sys.argv[1:]]),
+                    epsilons=epsilons,
+                    searches=() if attack is None else (attack,),
+                    seeds={"pgd": seed} if search else None,
+                )
+                page = {"report": write_report(facts, out / "report.html")}
+            except KeyboardInterrupt:
+                print(f"Stopped: all is saved in {out} but the report. Write it with --resume.", file=sys.stderr)
+                raise typer.Exit(INTERRUPTED) from None
+            output.show(*_listed(page))
+            files |= page
+        output.answer(*_answer(certificate, radii, files))
 
 
 @final
@@ -256,10 +263,25 @@ def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: 
     columns = [radii.get(name, missing) if name in RADII else getattr(certificate, name).tolist() for name in COLUMNS]
     rows = zip(certificate.label.tolist(), predicted, certificate.correct.tolist(), certificate.method, strict=True)
     for k, (label, given, correct, method) in enumerate(rows):
-        shown = [str(c) if names is None else names[c] for c in (label, given)]
+        shown = [str(c) if names is None else as_text(names[c]) for c in (label, given)]
         values = ["" if math.isnan(column[k]) else repr(column[k]) for column in columns]
-        writer.writerow([k, *shown, str(correct).lower(), *values, method])
+        writer.writerow([k, *shown, str(correct).lower(), *values, as_text(method)])
     return text.getvalue()
+
+
+def as_text(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula: an apostrophe goes before it; numbers stay numbers.
+
+    >>> as_text("=1+1"), as_text("cat"), as_text("-1.5")
+    ("'=1+1", 'cat', '-1.5')
+    """
+    if not cell.lstrip().startswith(("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _listed(files: Mapping[str, Path]) -> list[str]:

@@ -15,6 +15,7 @@ from curvcert.certificates.search import with_search
 from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.data.mnist_sample import load_mnist_network, load_mnist_sample
+from curvcert.folder_lock import locked
 from curvcert.network import Network, trace
 from curvcert.reporting import report
 
@@ -47,11 +48,16 @@ def demo(
         curvcert demo --samples 20 --out look
     """
     output = Output(json, quiet)
-    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, "curvcert demo"):
+        _demonstrate(out, samples, output)
+
+
+def _demonstrate(out: Path, samples: int, output: Output) -> None:
+    """Certify, search, tell, and write the report."""
     network, sample = trace(load_mnist_network(), torch.zeros(1, 1, 28, 28)), load_mnist_sample()
     x, y = sample.as_float64()[:samples], sample.labels[:samples]
     output.show(f"A tanh network, 784-100-100-100-100-100-10, and {samples} test images of MNIST, in l2.")
-    certificate = certify(network, x, y, box=(0.0, 1.0), progress=False if quiet else None)
+    certificate = certify(network, x, y, box=(0.0, 1.0), progress=False if output.quiet else None)
     attacks = searches(network, x, y)
     for attack in attacks:
         certificate = with_search(certificate, network, x, attack)

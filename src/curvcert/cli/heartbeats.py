@@ -1,12 +1,13 @@
 """Signs of life of processes that share a folder and nothing else: files whose content changes while they live."""
 
-import os
 import threading
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import final
+
+from curvcert.whole_files import write_whole
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -62,9 +63,7 @@ class Heart:
     def _show(self, text: str) -> None:
         # A sign that cannot be written is one that is not seen: then the others do this process's work as well.
         with suppress(OSError):
-            partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            partial.write_text(f"{self._name} {text}", encoding="utf-8")
-            partial.replace(self._path)
+            write_whole(self._path, f"{self._name} {text}", flush=False)
 
 
 @final

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from curvcert.cli.terminal import Visible, visible
 from curvcert.progress import sign_of_life
 
 
@@ -26,21 +27,21 @@ class Output:
     def show(self, *content: RenderableType) -> None:
         """Print to a person, unless they asked for quiet or a machine is reading."""
         if not self.json and not self.quiet:
-            console = Console()
+            console = Console(markup=False, highlight=False, emoji=False)
             for item in content:
-                console.print(item, markup=False, highlight=False, soft_wrap=isinstance(item, str))
+                console.print(Visible(item), soft_wrap=isinstance(item, str))
 
     def answer(self, short: str, content: Mapping[str, Any]) -> None:
         """Print the result: one JSON object for a machine, the short form for who asked for quiet."""
         if self.json:
             print(json.dumps(plain(content), allow_nan=False))
         elif self.quiet and short:
-            print(short)
+            print(visible(short))
 
     def notice(self, text: str) -> None:
         """Tell something beside the result, on standard error."""
         if not self.quiet:
-            print(text, file=sys.stderr)
+            print(visible(text), file=sys.stderr)
 
     def progress(self) -> Progress:
         """Return a bar with the time left; it shows nothing unless standard error is a terminal."""

@@ -22,7 +22,7 @@ from curvcert.certificates.evidence import input_digests
 from curvcert.cli.inputs import Inputs
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
-from curvcert.training.checkpoint import write_atomically
+from curvcert.whole_files import make_folder, require_no_link, write_whole
 
 SEARCH, SEARCH_VERSION = "curvcert-search", 1
 
@@ -85,16 +85,13 @@ class Parts:
         A plan of which no part was computed may be replaced.
         """
         path = self.folder / "plan.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            begun = any(self.folder.glob("part-*.safetensors"))
-            saved = path.read_bytes() if begun and path.exists() else b""
-            if not begun:
-                write_atomically(path, json.dumps(asdict(self.plan), indent=1).encode())
-                return
-        except OSError as error:
-            out = self.folder.parent
-            raise InvalidInput(f"Cannot write into {out}: {error.strerror}. Choose another folder.") from error
+        make_folder(self.folder.parent)
+        make_folder(self.folder)
+        require_no_link(self.folder)
+        if not any(self.folder.glob("part-*.safetensors")):
+            write_whole(path, json.dumps(asdict(self.plan), indent=1))
+            return
+        saved = path.read_bytes() if path.exists() else b""
         if not resume:
             raise InvalidInput(
                 f"{self.folder.parent} already holds a certification. Go on with it by --resume, or choose another "

@@ -5,9 +5,7 @@ A file appears under its final name once it is complete and its digest is the pu
 
 import gzip
 import importlib
-import os
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from curvcert.data.official import OfficialFile, verified
 from curvcert.errors import CurvcertError, InvalidInput
+from curvcert.whole_files import write_whole
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0
@@ -72,7 +71,7 @@ def extract_members(archive: Path, prefix: str, files: Iterable[OfficialFile], f
             for member in tar:
                 file = wanted.get(member.name)
                 if file is not None and member.isreg():
-                    _write_atomically(folder / file.name, _member_content(tar, member, file, archive))
+                    write_whole(folder / file.name, _member_content(tar, member, file, archive))
                     del wanted[member.name]
     except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
         raise InvalidInput(f"{archive} is truncated or altered: {error} Delete it and download it again.") from error
@@ -84,21 +83,6 @@ def _member_content(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Officia
     stream = tar.extractfile(member)
     content = b"" if stream is None else stream.read(file.size + 1)
     return verified(content, file, archive / member.name)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _import_pooch() -> ModuleType:

@@ -6,6 +6,7 @@ A run keeps everything below its folder OUT: `OUT/NAME.json` is the record, `OUT
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.results import Record, record_of_this_run
 from curvcert.training import Recipe
+from curvcert.whole_files import write_whole
 
 Arrays = Mapping[str, NDArray[Any]]
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255}
@@ -110,12 +112,9 @@ def make_record(
 
 def save_arrays(path: Path, arrays: Arrays) -> Path:
     """Write arrays, compressed, so that the name always holds a whole file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{path.name}")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **dict(arrays))
-    partial.replace(path)
-    return path
+    content = BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **dict(arrays))
+    return write_whole(path, content.getvalue())
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:

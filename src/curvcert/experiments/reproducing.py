@@ -1,13 +1,14 @@
 """Running an experiment: the record, its arrays and its picture below OUT, and a copy among the results."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from curvcert.errors import InvalidInput
 from curvcert.experiments.experiment import Experiment, Options
 from curvcert.experiments.weights import described, keep_weights
+from curvcert.folder_lock import locked
 from curvcert.results import Record
+from curvcert.whole_files import write_whole
 
 
 def reproduce(experiment: Experiment, options: Options, results: Path | None = None) -> Record:
@@ -18,7 +19,7 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     record = reproduce(TANH_ANCHOR, Options(Path(folder), quick=True))
     ...     sorted(path.name for path in Path(folder).iterdir())
-    ['tanh-anchor.json', 'tanh-anchor.npz', 'tanh-anchor.png']
+    ['.curvcert-lock', 'tanh-anchor.json', 'tanh-anchor.npz', 'tanh-anchor.png']
     >>> record.figures["holds"]
     True
 
@@ -27,15 +28,12 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     """
     if options.quick and results is not None:
         raise InvalidInput("A quick run checks the pipeline, never the figures: it is not kept among the results.")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(f"Cannot write into {options.out}: {error}. Choose another folder.") from error
-    record = with_weights(experiment, experiment.run(options), options.out)
-    record.write(record_path(options.out, experiment.name))
-    experiment.draw(record, options.out / f"{experiment.name}.png")
-    if results is not None:
-        keep(experiment, options.out, results)
+    with locked(options.out, f"curvcert reproduce {experiment.name}"):
+        record = with_weights(experiment, experiment.run(options), options.out)
+        record.write(record_path(options.out, experiment.name))
+        experiment.draw(record, options.out / f"{experiment.name}.png")
+        if results is not None:
+            keep(experiment, options.out, results)
     return record
 
 
@@ -57,7 +55,7 @@ def keep(experiment: Experiment, out: Path, results: Path) -> None:
         record.write(results / name.with_suffix(".json"))
         arrays = path.with_suffix(".npz")
         if arrays.is_file():
-            shutil.copyfile(arrays, results / name.with_suffix(".npz"))
+            write_whole(results / name.with_suffix(".npz"), arrays.read_bytes())
 
 
 def record_path(folder: Path, name: str) -> Path:

@@ -15,6 +15,7 @@ from curvcert.experiments.reproducing import read_record
 from curvcert.experiments.table1 import BEYOND, RECIPES, Row, all_rows, better_seed
 from curvcert.experiments.weights import read_digests
 from curvcert.results import Record
+from curvcert.whole_files import write_whole
 
 NOT_YET = "not yet measured"
 TEST_SET = 10_000
@@ -402,7 +403,7 @@ def main(words: list[str]) -> None:
     """Write the page."""
     if len(words) != 2:
         raise InvalidInput(f"Expected the folder of the records and the page to write, got {len(words)} words.")
-    Path(words[1]).write_text(results_page(words[0]), encoding="utf-8")
+    write_whole(words[1], results_page(words[0]))
 
 
 if __name__ == "__main__":

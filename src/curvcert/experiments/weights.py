@@ -6,7 +6,6 @@ too, the SHA-256 of its file, the records that were measured on it, and the comm
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.experiments.experiment import RADII
 from curvcert.experiments.models import ROUNDED, model_folder
 from curvcert.training import Recipe, load_model
-from curvcert.training.checkpoint import write_atomically
+from curvcert.whole_files import write_whole
 
 FOLDER, DIGESTS = "weights", "digests.json"
 KEPT_BELOW = 5_000_000
@@ -84,9 +83,8 @@ def keep_weights(
         told = {"records": sorted({*others, record}), "certify": _certify_command(name, facts, models[name])}
         digests[name] = {**facts, **told, "place": f"OUT/{(model_folder(models[name], Path()) / ROUNDED).as_posix()}"}
     if weights:
-        (results / FOLDER).mkdir(parents=True, exist_ok=True)
         text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
-        write_atomically(results / FOLDER / DIGESTS, text.encode())
+        write_whole(results / FOLDER / DIGESTS, text)
 
 
 def _copy(path: Path, to: Path, sha256: str) -> None:
@@ -94,8 +92,7 @@ def _copy(path: Path, to: Path, sha256: str) -> None:
         return
     if not path.is_file() or digest(path) != sha256:
         raise InvalidInput(f"{path} is missing, or is not the file that was measured, SHA-256 {sha256}. Put it there.")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, to)
+    write_whole(to, path.read_bytes())
 
 
 def _certify_command(name: str, facts: Mapping[str, Any], recipe: Recipe) -> str | None:

@@ -13,6 +13,7 @@ from curvcert.reporting.collecting import report_data
 from curvcert.reporting.data import ReportData
 from curvcert.reporting.figures import draw_figures
 from curvcert.reporting.page import render
+from curvcert.whole_files import write_whole
 
 
 def report(
@@ -69,19 +70,13 @@ def write_report(data: ReportData, path: str | Path) -> Path:
     """Write the page, the JSON and the figures of a report's data; return the path of the page.
 
     Raises:
-        InvalidInput: if the path does not end in .html, or its folder cannot be written to.
+        InvalidInput: if the path does not end in .html.
+        CannotWrite: if its folder cannot be written to.
     """
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput(f"A report is an HTML page: expected a name that ends in .html, got {path.name!r}.")
     page = render(data)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
-        path.with_suffix(".json").write_text(data.to_json(), encoding="utf-8")
-        draw_figures(data, path.with_suffix(""))
-    except OSError as error:
-        raise InvalidInput(
-            f"The report cannot be written to {path}: {error.strerror}. Choose another folder."
-        ) from None
-    return path
+    write_whole(path.with_suffix(".json"), data.to_json())
+    draw_figures(data, path.with_suffix(""))
+    return write_whole(path, page)

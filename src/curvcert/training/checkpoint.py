@@ -6,7 +6,6 @@ then renamed: a folder of that name is whole, or it was damaged later, which its
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
+from curvcert.whole_files import flush_folder, make_folder, refusals, require_no_link, write_whole
 
 FORMAT = 1
 SHARD_BYTES = 15_000_000
@@ -61,7 +61,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path
     ...     path.name, load_checkpoint(path).tensors["w"]
     ('step-000000007', tensor([1., 1.]))
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    require_no_link(folder)
+    with refusals(folder):
+        return _saved(folder, checkpoint, keep)
+
+
+def _saved(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     for left_over in folder.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left_over)
     name = f"step-{checkpoint.step:09d}"
@@ -70,17 +76,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path
     shards = []
     for number, content in enumerate(_shards(checkpoint.tensors)):
         shard = f"shard-{number:05d}.safetensors"
-        write_flushed(partial / shard, content)
+        write_whole(partial / shard, content)
         shards.append({"file": shard, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     tensors = {key: _description(value) for key, value in checkpoint.tensors.items()}
     index = {"format": FORMAT, "step": checkpoint.step, "shards": shards, "tensors": tensors}
     body = {**index, "facts": dict(checkpoint.facts)}
-    write_flushed(partial / _INDEX, json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
-    _flush_folder(partial)
+    write_whole(partial / _INDEX, json.dumps({**body, "sha256": _digest(body)}, indent=1).encode())
     if final_path.exists():
         _remove(final_path)
     partial.rename(final_path)
-    _flush_folder(folder)
+    flush_folder(folder)
     found = checkpoints(folder)
     place = found.index(final_path)
     for other in (*found[: max(0, place + 1 - keep)], *found[place + 1 :]):
@@ -175,29 +180,3 @@ def _shards(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def write_flushed(path: Path, content: bytes) -> None:
-    """Write a file and flush it to the disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that its name always holds either the old content or the new."""
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    write_flushed(partial, content)
-    partial.replace(path)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":  # other systems flush a rename with the file itself
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

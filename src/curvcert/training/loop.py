@@ -25,14 +25,16 @@ from curvcert.certificates.certificate import concatenate
 from curvcert.certificates.evidence import Evidence
 from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidInput, TrainingDiverged
+from curvcert.folder_lock import locked
 from curvcert.network import trace
-from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint, write_atomically
+from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import ALONE, Ranks, RanksApart, require_device
 from curvcert.training.evaluation import evaluate
 from curvcert.training.model_file import MODEL, finished, save_model
 from curvcert.training.recipe import Recipe
 from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer
+from curvcert.whole_files import append_text, write_whole
 
 _READ_EVERY = 50
 """Steps between two looks at the loss: each waits for the device."""
@@ -90,9 +92,9 @@ def train(
     if not ranks.is_first:
         console = Console(file=io.StringIO(), quiet=True)
     ranks.agreed(lambda: require_device(device))
-    ranks.first(lambda: _require_writable(folder, resume))
-    train_data, test_data = _data(recipe, data_folder, ranks)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), ExitStack() as held:
+        ranks.first(lambda: held.enter_context(_held(folder, resume)))
+        train_data, test_data = _data(recipe, data_folder, ranks)
         trainer = Trainer(recipe, train_data, device, ranks=ranks)
         if trainer.not_captured and trainer.device.type == "cuda":
             console.print(f"The step runs eagerly: it was not captured as a CUDA graph, since {trainer.not_captured}.")
@@ -124,10 +126,10 @@ def train_side_by_side(
     """
     folders, console = [Path(out) / name for name in recipes], console or Console(stderr=True)
     require_device(device)
-    for folder in folders:
-        _require_writable(folder, resume)
     chosen = list(recipes.values())
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), ExitStack() as held:
+        for folder in folders:
+            held.enter_context(_held(folder, resume))
         together = SideBySide(chosen, load(chosen[0].data, "train", data_folder), device)
         test_data = load(chosen[0].data, "test", data_folder)
         if together.not_captured and together.trainers[0].device.type == "cuda":
@@ -186,13 +188,15 @@ class _Interrupts:
         self.wanted = True
 
 
-def _require_writable(folder: Path, resume: bool | str | Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / ".writable", b"")
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise InvalidInput(f"Cannot write into {folder}: {error}. Choose another folder.") from error
+@contextmanager
+def _held(folder: Path, resume: bool | str | Path) -> Iterator[None]:
+    """Keep the folder for this run, or raise: it cannot be written to, or has another run."""
+    with locked(folder, "a training"):
+        _require_free(folder, resume)
+        yield
+
+
+def _require_free(folder: Path, resume: bool | str | Path) -> None:
     if not resume and ((folder / MODEL).exists() or checkpoints(folder / "checkpoints")):
         raise InvalidInput(f"{folder} already holds a run. Go on with it by --resume, or choose another folder.")
 
@@ -237,7 +241,7 @@ def _newest(folder: Path, resume: bool | str | Path) -> tuple[Path, Checkpoint |
 
 def _opened(trainer: Trainer, folder: Path, tensorboard: bool) -> "_Journal":
     """Write the recipe, and return the journal."""
-    write_atomically(folder / "recipe.json", json.dumps(trainer.recipe.as_dict(), indent=1).encode())
+    write_whole(folder / "recipe.json", json.dumps(trainer.recipe.as_dict(), indent=1).encode())
     return _Journal(folder, trainer.step, tensorboard)
 
 
@@ -351,7 +355,7 @@ class _Journal:
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         self._path = folder / "metrics.jsonl"
         kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
-        write_atomically(self._path, "".join(f"{line}\n" for line in kept).encode())
+        write_whole(self._path, "".join(f"{line}\n" for line in kept).encode())
         self._writer = _summary_writer(folder / "tensorboard") if tensorboard else None
 
     def _lines(self) -> list[str]:
@@ -360,8 +364,7 @@ class _Journal:
         return text.split("\n")[:-1]
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+        append_text(self._path, json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
@@ -396,7 +399,7 @@ def _finish(run: _RunInFolder, test: LabelledImages, samples: int | None, consol
         "accuracy": accuracy,
         "certified": {f"{eps:.6g}": certificate.certified_accuracy(eps) for eps in recipe.epsilons},
     }
-    ranks.first(lambda: write_atomically(folder / "result.json", json.dumps(result, indent=1).encode()))
+    ranks.first(lambda: write_whole(folder / "result.json", json.dumps(result, indent=1).encode()))
     return TrainingResult(model, certificate, accuracy, folder)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from curvcert.errors import InvalidInput
 from curvcert.nn.architectures import INPUT_SHAPES, architecture
 from curvcert.nn.ensemble import with_mirror_image
-from curvcert.training.checkpoint import write_atomically
 from curvcert.training.recipe import Recipe, recipe_from_dict
+from curvcert.whole_files import write_whole
 
 FORMAT = "curvcert model 1"
 MODEL = "model.safetensors"
@@ -30,7 +30,7 @@ def save_model(path: Path, model: nn.Module, recipe: Recipe, facts: Mapping[str,
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     about = {"format": FORMAT, "recipe": recipe.as_dict(), "facts": dict(facts or {})}
     sealed = {**about, "sha256": _seal(about, tensors)}
-    write_atomically(path, save(tensors, metadata={"curvcert": json.dumps(sealed, sort_keys=True)}))
+    write_whole(path, save(tensors, metadata={"curvcert": json.dumps(sealed, sort_keys=True)}))
 
 
 def _seal(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
