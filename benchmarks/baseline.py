@@ -107,6 +107,12 @@ GIVEN_UP: tuple[GivenUp, ...] = (
         "are wider, and radii in l1 and linf up to 0.22% smaller.",
         "The same certificate on the wider grid.",
     ),
+    GivenUp(
+        "Orthogonal layers and folds",
+        ("orthogonal-fold/*",),
+        "No recorded result was better by orthogonal layers between shifts of channels: they are gone.",
+        "SLL layers, which are 1-Lipschitz and smooth.",
+    ),
 )
 """Each serves one `--write`: the record names those that it has taken in, and holds the values from then on."""
 

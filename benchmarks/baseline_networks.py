@@ -20,7 +20,7 @@ from benchmarks.harness import RESULTS
 from curvcert.data import load_demo_network, load_digits, load_mnist_network, load_mnist_sample
 from curvcert.experiments.weights import load_kept
 from curvcert.network import Network, trace
-from curvcert.nn import OrthogonalStack, OrthonormalLinear, SLLConv2d, SLLDense, make_activation, side_by_side
+from curvcert.nn import SLLConv2d, SLLDense, make_activation, side_by_side
 
 SAMPLES = 2
 """Points of every network, at which anchored and local bounds and radii are taken."""
@@ -192,10 +192,6 @@ def _single_ones() -> list[Subject]:
                 nn.Linear(18, 3),
             ),
             (2, 3, 3),
-        ),
-        "orthogonal-fold": (
-            lambda: nn.Sequential(OrthogonalStack(4, 2), nn.Flatten(), OrthonormalLinear(16, 3)),
-            (4, 2, 2),
         ),
     }  # fmt: skip
     return [_small(name, make, shape) for name, (make, shape) in makers.items()]

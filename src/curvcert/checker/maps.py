@@ -116,8 +116,6 @@ def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
             return _average(content, entry)
         case "permutation":
             return _permutation(content, entry)
-        case "channel_shift":
-            return _channel_shift(content, entry)
         case "segment":
             return _segment(content, entry)
         case "flip" | "slice":
@@ -246,24 +244,6 @@ def _cut(content: Reading, entry: dict[str, Any], source: tuple[int, ...], flips
     if any(end > size for end, size in zip(ends, source, strict=True)):
         content.refuse("a slice that does not fit into its tensor")
     return tuple(slice(start, end, step) for start, end, step in zip(starts, ends, steps, strict=True))
-
-
-def _channel_shift(content: Reading, entry: dict[str, Any]) -> Enclosed:
-    image, groups = shape_of(content, entry.get("image_shape")), entry.get("groups")
-    if len(image) != 3 or not isinstance(groups, list) or len(groups) > image[0]:
-        content.refuse("a shift of channels of something that is not an image")
-    content.room(math.prod(image), math.prod(image))
-    order, first = np.arange(math.prod(image)).reshape(image), 0
-    for group in groups:
-        whole = isinstance(group, list) and len(group) == 3 and all(type(n) is int for n in group)
-        if not whole or not 1 <= group[0] <= image[0] - first or max(map(abs, group)) >= 2**31:
-            content.refuse("groups of channels that do not share out an image")
-        part = slice(first, first + group[0])
-        order[part] = np.roll(order[part], (group[1], group[2]), (1, 2))
-        first += group[0]
-    if first != image[0]:
-        content.refuse("groups of channels that do not share out an image")
-    return Enclosed(np.eye(order.size)[order.reshape(-1)])
 
 
 def _diagonal(content: Reading, entry: dict[str, Any]) -> Enclosed:

@@ -14,7 +14,6 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.losses.chain_constants import BlockBound, ChainConstants, as_chain
 from curvcert.losses.contraction_constants import ContractionConstants, as_sll_stack
-from curvcert.losses.orthogonal_constants import OrthogonalConstants
 from curvcert.network import LiveNetwork, Network
 from curvcert.operators.estimates import NormEstimates
 
@@ -156,14 +155,8 @@ class Constants(nn.Module):
 
 def _source(
     model: nn.Module, example_input: Tensor, block_bound: BlockBound, steps: int
-) -> OrthogonalConstants | ChainConstants | ContractionConstants | GeneralConstants:
-    """Return what estimates the constants fastest: plain chains and stacks of certain layers have rules of their own.
-
-    Orthogonal layers alone may do without a curvature.
-    """
-    orthogonal = OrthogonalConstants.of(model)
-    if orthogonal is not None:
-        return orthogonal
+) -> ChainConstants | ContractionConstants | GeneralConstants:
+    """Return what estimates the constants fastest: plain chains and SLL stacks have rules of their own."""
     network = LiveNetwork(model, example_input)
     network().require_smooth()
     chain = as_chain(network()) if network.fixed else None

@@ -40,7 +40,7 @@ from curvcert.operators import (
     Zero,
 )
 from curvcert.operators.circuit import Circuit
-from curvcert.operators.permutation import ChannelShift, Flip, Permutation
+from curvcert.operators.permutation import Flip, Permutation
 from curvcert.operators.segments import Segment
 from curvcert.operators.slices import Slice
 from curvcert.tensor_files import write_tensor_file
@@ -168,11 +168,6 @@ def _(op: AveragePool2d, weights: Weights) -> Description:
 @_map.register
 def _(op: Permutation, weights: Weights) -> Description:
     return {"map": "permutation", "in_shape": list(op.in_shape), "axes": list(op.axes)}
-
-
-@_map.register
-def _(op: ChannelShift, weights: Weights) -> Description:
-    return {"map": "channel_shift", "image_shape": list(op.in_shape), "groups": [list(group) for group in op.groups]}
 
 
 @_map.register

@@ -31,7 +31,7 @@ from curvcert.operators import (
 )
 from curvcert.operators.base import Shape
 from curvcert.operators.circuit import Circuit
-from curvcert.operators.permutation import ChannelShift, Flip, Permutation
+from curvcert.operators.permutation import Flip, Permutation
 from curvcert.operators.segments import Segment
 from curvcert.operators.slices import Slice
 from curvcert.tensor_files import Arrays, read_tensor_file
@@ -141,9 +141,6 @@ def _map(op: dict[str, Any], weights: Weights, depth: int = 0) -> AbstractLinear
             return compose(*(_map(factor, weights, depth + 1) for factor in op["factors"]))
         case "permutation":
             return Permutation(_shape(op["in_shape"]), _shape(op["axes"]))
-        case "channel_shift":
-            groups = tuple((_shape(group[:1])[0], int(group[1]), int(group[2])) for group in op["groups"])
-            return ChannelShift(_shape(op["image_shape"]), groups)
         case "flip":
             return Flip(_shape(op["shape"]), _shape(op["axes"]))
         case "slice":

@@ -9,14 +9,12 @@ from curvcert.nn.architectures import (
     digits,
     lip_3c1f,
     mnist_dense,
-    ortho_fold,
     six_c_two_f,
     six_f,
 )
 from curvcert.nn.ensemble import mirror_image, side_by_side, with_mirror_image
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
 from curvcert.nn.named import ACTIVATION_MODULES, ActivationChoice, make_activation
-from curvcert.nn.orthogonal import OrthogonalDownsample, OrthogonalStack, OrthonormalLinear
 from curvcert.nn.sll import SLLConv2d, SLLDense
 
 __all__ = [
@@ -29,9 +27,6 @@ __all__ = [
     "CentredSoftplus",
     "Erf",
     "Normalise",
-    "OrthogonalDownsample",
-    "OrthogonalStack",
-    "OrthonormalLinear",
     "PadChannels",
     "SLLConv2d",
     "SLLDense",
@@ -45,7 +40,6 @@ __all__ = [
     "make_activation",
     "mirror_image",
     "mnist_dense",
-    "ortho_fold",
     "side_by_side",
     "six_c_two_f",
     "six_f",

@@ -1,4 +1,4 @@
-"""The architectures of the paper, the small network of the digits, and OrthoFold, by name.
+"""The architectures of the paper and the small network of the digits, by name.
 
 Each takes images in [0, 1] of shape (batch, channels, height, width) and returns ten logits.  The weights are
 random; a mean to subtract from the channels is part of the model, so that radii are those of the raw images.
@@ -15,7 +15,6 @@ from curvcert.errors import InvalidInput
 from curvcert.nn.activations import Normalise
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
 from curvcert.nn.named import ActivationChoice, make_activation
-from curvcert.nn.orthogonal import OrthogonalDownsample, OrthogonalStack, OrthonormalLinear
 from curvcert.nn.sll import SLLConv2d, SLLDense
 
 CLASSES = 10
@@ -93,35 +92,6 @@ def lip_3c1f(
     )
 
 
-def ortho_fold(
-    activation: ActivationChoice = "tanh",
-    mean_shift: MeanShift = None,
-    widths: Sequence[int] = (64, 128, 256, 256),
-    depths: Sequence[int] = (6, 8, 8, 6),
-) -> nn.Sequential:
-    """Return OrthoFold for CIFAR-10: 1-Lipschitz layers that keep the norms of gradients, 1.5 million parameters.
-
-    Channels padded to 64; stacks of orthogonal layers on images of 32, 16, 8 and 4 pixels, halved in between; a last
-    layer with orthonormal rows.  It folds where others have an activation, and takes none.
-
-    >>> import torch
-    >>> ortho_fold(widths=(9, 12), depths=(1, 1))(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
-
-    Raises:
-        InvalidInput: if it is given an activation.
-    """
-    if activation != "tanh":
-        raise InvalidInput(f"OrthoFold folds in place of an activation, got {activation!r}. Leave the activation out.")
-    layers: list[nn.Module] = [PadChannels(widths[0]), OrthogonalStack(widths[0], depths[0])]
-    for (n, m), depth in zip(pairwise(widths), depths[1:], strict=True):
-        layers += [OrthogonalDownsample(n, m), OrthogonalStack(m, depth)]
-    side = 32 // 2 ** (len(widths) - 1)
-    return nn.Sequential(
-        *_shift(mean_shift), *layers, nn.Flatten(), OrthonormalLinear(widths[-1] * side * side, CLASSES)
-    )
-
-
 def mnist_dense(depth: int, activation: ActivationChoice = "tanh", mean_shift: MeanShift = None) -> nn.Sequential:
     """Return the k-layer network for MNIST, 784-100-...-100-10 with k = depth layers, 3 to 6.
 
@@ -160,7 +130,6 @@ ARCHITECTURES: Mapping[str, Callable[..., nn.Sequential]] = MappingProxyType(
         "6F": six_f,
         "6C2F": six_c_two_f,
         "Lip-3C1F": lip_3c1f,
-        "OrthoFold": ortho_fold,
         **{f"MNIST-{depth}F": partial(mnist_dense, depth) for depth in (3, 4, 5, 6)},
         "digits": digits,
     }
@@ -169,7 +138,7 @@ ARCHITECTURES: Mapping[str, Callable[..., nn.Sequential]] = MappingProxyType(
 
 INPUT_SHAPES: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        **dict.fromkeys(("6F", "6C2F", "Lip-3C1F", "OrthoFold"), (3, 32, 32)),
+        **dict.fromkeys(("6F", "6C2F", "Lip-3C1F"), (3, 32, 32)),
         **{f"MNIST-{depth}F": (1, 28, 28) for depth in (3, 4, 5, 6)},
         "digits": (1, 8, 8),
     }

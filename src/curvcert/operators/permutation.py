@@ -1,6 +1,5 @@
-"""Maps that put coordinates into another order: axes are permuted or flipped, or channels shifted."""
+"""Maps that put coordinates into another order: axes are permuted or flipped."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, final
@@ -13,8 +12,6 @@ from curvcert.operators.base import AbstractLinearMap, Shape
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 from curvcert.operators.rows import row_norms_upper_bound
-
-Group = tuple[int, int, int]
 
 
 @final
@@ -59,56 +56,6 @@ class Permutation(AbstractLinearMap):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ChannelShift(AbstractLinearMap):
-    """y[c, i, j] = x[c, i - down, j - right], around the edges: the same coordinates in another order, an isometry.
-
-    `groups` holds (channels, down, right), for one group of neighbouring channels after the other.
-
-    >>> ChannelShift((2, 1, 3), ((1, 0, 0), (1, 0, 1))).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 1, 3))
-    tensor([[[0., 1., 2.]],
-    <BLANKLINE>
-            [[5., 3., 4.]]], dtype=torch.float64)
-    """
-
-    image_shape: Shape
-    groups: tuple[Group, ...]
-    dtype: torch.dtype = torch.float64
-    device: torch.device = torch.device("cpu")
-    reorders: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        sizes = [channels for channels, _, _ in self.groups]
-        if len(self.image_shape) != 3 or sum(sizes) != self.image_shape[0] or min(sizes, default=0) < 1:
-            raise InvalidInput(
-                f"ChannelShift expects an image (channels, height, width) and groups that share out its channels, "
-                f"got {self.image_shape} and groups of {sizes}."
-            )
-
-    @property
-    def in_shape(self) -> Shape:
-        return self.image_shape
-
-    @property
-    def out_shape(self) -> Shape:
-        return self.image_shape
-
-    def _apply(self, x: Tensor) -> Tensor:
-        return torch.cat([part.roll(by, (2, 3)) for part, by in self._parts(x)], dim=1)
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        return torch.cat([part.roll((-down, -right), (2, 3)) for part, (down, right) in self._parts(y)], dim=1)
-
-    def _parts(self, x: Tensor) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-        shares = x.split([channels for channels, _, _ in self.groups], dim=1)
-        return ((share, (down, right)) for share, (_, down, right) in zip(shares, self.groups, strict=True))
-
-    def _matrix(self) -> Tensor:
-        order = self._apply(torch.arange(self.in_size, device=self.device).reshape(1, *self.image_shape))
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class Flip(AbstractLinearMap):
     """The same coordinates, counted from the other end along some axes: an isometry, and its own adjoint.
 
@@ -146,21 +93,21 @@ class Flip(AbstractLinearMap):
         return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
 
 
-@magnitude.register(Permutation | ChannelShift | Flip)
+@magnitude.register(Permutation | Flip)
 def _(op: AbstractLinearMap) -> AbstractLinearMap:
     return op
 
 
-@rounding_length.register(Permutation | ChannelShift | Flip)
+@rounding_length.register(Permutation | Flip)
 def _(op: AbstractLinearMap) -> int:
     return 0
 
 
-@row_norms_upper_bound.register(Permutation | ChannelShift | Flip)
+@row_norms_upper_bound.register(Permutation | Flip)
 def _(op: AbstractLinearMap, r: float) -> Tensor:
     return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
 
 
-@spectral_norm_upper_bound.register(Permutation | ChannelShift | Flip)
+@spectral_norm_upper_bound.register(Permutation | Flip)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"

@@ -16,8 +16,7 @@ def evaluate(model: nn.Module, data: LabelledImages, epsilons: Sequence[float], 
     """Return the accuracy on the first samples and, for each epsilon, an estimate of the certified accuracy.
 
     The estimate is the line certificate of a model that is straight along its gradients, with norms by power iteration:
-    cheap, and no certificate.  That of orthogonal layers is by their Lipschitz constants; other models without a
-    curvature constant have none.
+    cheap, and no certificate.  Models without a curvature constant have none.
 
     >>> from curvcert.data import load
     >>> from curvcert.nn.architectures import architecture
@@ -26,7 +25,7 @@ def evaluate(model: nn.Module, data: LabelledImages, epsilons: Sequence[float], 
     """
     images, labels = data.images[:samples], data.labels[:samples]
     device, was_training = next(model.parameters()).device, model.training
-    model.eval()  # Looking changes nothing: in training mode orthogonal layers touch their weights.
+    model.eval()
     K, L = _pair_constants(model, data, device)
     parts = [
         _radii_estimate(model, (x.to(device).to(torch.float32) / data.max_value), y.to(device), K, L)
