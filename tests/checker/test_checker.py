@@ -15,7 +15,7 @@ from curvcert import checker, curvature, lipschitz
 from curvcert.activations import ACTIVATIONS
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.problem import make_problem
-from curvcert.checker import check_certificate, evaluate_network
+from curvcert.checker import evaluate_network
 from curvcert.checker.activations import activation
 from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import backward, forward, gradient_norms
@@ -31,6 +31,7 @@ from curvcert.operators import NormBounds
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.certificates.cases import blobs, planar
 from tests.certificates.saved import BOX, Files, forged, saved, shallow
+from tests.checker.checking import refused, verdict
 
 
 class Skipping(nn.Module):
@@ -72,11 +73,6 @@ def traced(module: nn.Module, seed: int = 0) -> Network:
     return trace(module.eval(), torch.zeros(1, 2))
 
 
-def verdict(files: Files, **changed) -> checker.Verdict:
-    given = {"certificate": files.certificate, "model": files.network, "x": files.x, "y": files.y} | changed
-    return check_certificate(**given)
-
-
 METHODS = (
     "lipschitz",
     "product",
@@ -111,7 +107,7 @@ def test_lipschitz_certificates_of_networks_with_kinks_are_proven(tmp_path, act)
     def change(header, arrays) -> None:
         arrays["K_used"][:] = np.where(np.eye(3)[arrays["label"]] > 0, 0.0, 1e9)
 
-    assert set(verdict(files, certificate=forged(files.certificate, change)).status) == {"refused"}
+    assert refused(verdict(files, certificate=forged(files.certificate, change)))
 
 
 def contracting() -> nn.Module:
@@ -189,7 +185,7 @@ FALSE = {
     "inputs": (lambda header, arrays: arrays["inputs"].__ixor__(1), "another one"),
     "the comparison": (lambda header, arrays: arrays["curvature_wins"].__ior__(True), "said to win"),
     "the network": (lambda header, arrays: header.update(network="0" * 64), "another network"),
-    "the norm": (lambda header, arrays: header.update(p=1), "p = 2 only|more than is proven|L of classes"),
+    "the norm": (lambda header, arrays: header.update(p=1), "p = 2 only|more than is proven|L of classes|distance"),
     "the method": (_method("lipsdp-recursion"), "more than the method that it names proves"),
     "no method": (_method("misclassified"), "called misclassified"),
     "a method by no name": (_method("magic"), "does not know"),
@@ -247,7 +243,7 @@ def test_a_claim_just_above_what_is_proven_is_refused(tmp_path) -> None:
     assert verdict(files).holds
     for change in (_raised(1 + 1e-6), _scaled("L", 1 - 1e-6), _scaled("radii.lipschitz", 1 + 1e-6)):
         found = verdict(files, certificate=forged(files.certificate, change))
-        assert set(found.status) == {"refused"}
+        assert refused(found)
 
 
 def test_a_radius_beyond_the_truth_is_never_proven(genuine) -> None:
@@ -268,7 +264,7 @@ def test_a_radius_beyond_the_truth_is_never_proven(genuine) -> None:
         arrays["pair_radius"] = np.maximum(arrays["pair_radius"], arrays["radius"][:, None])
         arrays["attack_radius"][:] = np.inf
 
-    assert set(verdict(genuine, certificate=forged(genuine.certificate, change)).status) == {"refused"}
+    assert refused(verdict(genuine, certificate=forged(genuine.certificate, change)))
 
 
 def test_another_model_other_inputs_and_other_labels_are_refused(genuine, tmp_path) -> None:
@@ -276,7 +272,7 @@ def test_another_model_other_inputs_and_other_labels_are_refused(genuine, tmp_pa
     assert set(verdict(genuine, model=other).reasons) == {"the certificate is about another network"}
     moved = genuine.x.copy()
     moved[1] += 1e-3
-    assert verdict(genuine, x=moved).status == ("proven", "refused", "proven", "proven")
+    assert verdict(genuine, x=moved).status == ("proven", "contradicted", "proven", "proven")
     assert "the label is" in verdict(genuine, y=(genuine.y + 1) % 3).reasons[0]
     with pytest.raises(InvalidInput, match="shape"):
         verdict(genuine, x=genuine.x[:3])
@@ -289,7 +285,7 @@ def test_a_network_that_is_nearly_the_same_is_refused(genuine, tmp_path) -> None
     arrays = {name: value.copy() for name, value in arrays.items()}
     arrays["t0"].flat[0] = np.nextafter(arrays["t0"].flat[0], np.inf)
     forgery = write_tensor_file(tmp_path / "nearly.safetensors", "curvcert-network", 2, header, arrays)
-    assert set(verdict(genuine, model=forgery).status) == {"refused"}
+    assert refused(verdict(genuine, model=forgery))
 
 
 # --- What it cannot check, it says -----------------------------------------------------------------------------
@@ -308,11 +304,55 @@ def test_what_it_does_not_cover_it_does_not_pass(tmp_path) -> None:
 
 def test_a_constant_from_an_unknown_method_cannot_be_checked(genuine) -> None:
     def change(header, arrays) -> None:
-        arrays["L"] *= 0.5
+        arrays["L"] *= 1 - 1e-6
         header["names"][0] = "a cleverer method"
 
     found = verdict(genuine, certificate=forged(genuine.certificate, change))
     assert set(found.status) == {"cannot check"}
+    assert not found.refused
+    assert found.radii_proven == (4, 4)
+    assert "Radii proven again: 4 of 4 (100%)." in str(found)
+
+
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory) -> Files:
+    """Radii in linf, by Lipschitz constants alone: well below the truth."""
+    return saved(tmp_path_factory.mktemp("loose"), n=4, p=float("inf"), method="lipschitz")
+
+
+def _together(*changes):
+    def change(header, arrays) -> None:
+        for one in changes:
+            one(header, arrays)
+
+    return change
+
+
+def test_a_radius_from_an_unknown_method_cannot_be_checked(loose) -> None:
+    for factor, again in ((1.0, 4), (1.01, 0)):
+        forgery = forged(loose.certificate, _together(_raised(factor), _method("cleverer")))
+        found = verdict(loose, certificate=forgery)
+        assert set(found.status) == {"cannot check"}
+        assert found.radii_proven == (again, 4)
+
+
+def test_what_is_not_reached_is_told_from_what_is_false(loose, genuine) -> None:
+    for factor, status in ((1.01, "not reached"), (30.0, "contradicted")):
+        found = verdict(loose, certificate=forged(loose.certificate, _raised(factor)))
+        assert set(found.status) == {status}
+        assert found.radii_proven == (0, 4)
+    assert all("reaches the label within it" in reason for reason in found.reasons)
+    # By no name does a false radius pass for one that is only not checked.
+    both = forged(loose.certificate, _together(_raised(30.0), _method("cleverer")))
+    assert set(verdict(loose, certificate=both).status) == {"contradicted"}
+    for name, factor in (("L", 0.1), ("K_used", 0.01)):
+        found = verdict(genuine, certificate=forged(genuine.certificate, _scaled(name, factor)))
+        assert set(found.status) == {"contradicted"}, str(found)
+
+
+def test_a_fault_beside_the_radius_leaves_it_proven(genuine) -> None:
+    found = verdict(genuine, certificate=forged(genuine.certificate, _scaled("K", 0.99)))
+    assert refused(found) and found.radii_proven == (4, 4)
 
 
 # --- Its own mathematics -----------------------------------------------------------------------------------------

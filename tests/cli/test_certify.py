@@ -115,10 +115,12 @@ def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Run
     assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "out").status == 0
     ran = run("check", "out/certificate.safetensors", "out/network.safetensors", "digits")
     assert ran.status == 0
-    for text in ("The certificate holds: 6 proven.", "Rechecked:", "Taken as given:"):
+    for text in ("The certificate holds: 6 proven.", "6 of 6 (100%)", "Rechecked:", "Taken as given:", "you mean"):
         assert text in ran.out
     ran = run("check", "out/certificate.safetensors", DEMO, "digits", "--json")
-    assert (ran.status, json.loads(ran.out)["counts"]) == (0, {"proven": 6})
+    found = json.loads(ran.out)
+    assert (ran.status, found["counts"], found["radii"]) == (0, {"proven": 6}, {"proven": 6, "claimed": 6})
+    assert not any("the model you mean" in line for line in found["given"])
 
     header, arrays = read_tensor_file("out/certificate.safetensors", "curvcert-certificate", 2)
     larger = {name: value * 4 if name in ("radius", "pair_radius") else value for name, value in arrays.items()}
@@ -126,6 +128,10 @@ def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Run
     ran = run("check", "forged.safetensors", DEMO, "digits", "--quiet")
     assert ran.status == 1
     assert ran.out.startswith("NOT PROVEN:")
+    unknown = {name: value for name, value in arrays.items() if name != "method"} | {"method": 0 * arrays["method"]}
+    write_tensor_file("unknown.safetensors", "curvcert-certificate", 2, header | {"methods": ["new"]}, unknown)
+    ran = run("check", "unknown.safetensors", DEMO, "digits", "--quiet")
+    assert (ran.status, ran.out) == (4, "NOT PROVEN: 6 cannot check.\n")
     ran = run("check", "out/certificate.safetensors", "nets:small", "digits", "--json")
     assert (ran.status, json.loads(ran.out)["holds"]) == (1, False)
     assert "another network" in json.loads(ran.out)["reasons"][0]

@@ -1,7 +1,7 @@
 """The command line: `curvcert`, or `python -m curvcert`.  One file a subcommand, no mathematics.
 
-Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 5 the surroundings
-failed, such as a full disk; 130 stopped by Ctrl-C.
+Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 4 undecided; 5 the
+surroundings failed, such as a full disk; 130 stopped by Ctrl-C.
 """
 
 import errno
@@ -68,7 +68,8 @@ def root(
 
     Every command has --help with examples. Exit statuses: 0 done;
     1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own;
-    5 the surroundings failed, such as a full disk or a folder in use.
+    4 undecided; 5 the surroundings failed, such as a full disk or a folder in
+    use.
     """
 
 

@@ -17,6 +17,9 @@ from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.network.network_file import save_network
 
+CLAIM_FAILED, UNDECIDED = 1, 4
+"""The exit statuses of a certificate that does not hold; the first, if both apply."""
+
 
 def check_command(
     file: Annotated[
@@ -55,8 +58,9 @@ def check_command(
 
         curvcert check out/certificate.safetensors net.onnx mnist --json
 
-    The exit status is 0 if every claim is proven, 1 if one is not, 2 if a
-    file cannot be used.
+    The exit status is 0 if every claim is proven, 1 if one is contradicted or
+    not reached, 4 if some cannot be checked and no other fails, 2 if a file
+    cannot be used.
     """
     output = Output(json, quiet)
     samples = len(load_certificate(file))
@@ -68,11 +72,12 @@ def check_command(
         verdict = check_certificate(
             file, _network_file(choice, inputs.shape, folder), inputs.x.numpy(), inputs.y.numpy()
         )
+    verdict = verdict if is_network_file(model) else verdict.of_the_model()
     first = str(verdict).split("\n")[0]
     output.show(str(verdict))
     output.answer(first, _facts(file, verdict))
     if not verdict.holds:
-        raise typer.Exit(1)
+        raise typer.Exit(CLAIM_FAILED if verdict.refused else UNDECIDED)
 
 
 def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> Path:
@@ -93,6 +98,7 @@ def _facts(file: Path, verdict: Verdict) -> dict[str, object]:
         "curvcert": __version__,
         "certificate": str(file),
         "holds": verdict.holds,
+        "radii": dict(zip(("proven", "claimed"), verdict.radii_proven, strict=True)),
         "counts": dict(Counter(verdict.status)),
         "status": verdict.status,
         "reasons": verdict.reasons,

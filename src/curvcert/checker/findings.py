@@ -1,0 +1,58 @@
+"""Findings about claims: what stops a claim from being proven, and what a method's name says about that."""
+
+from collections.abc import Callable
+
+from curvcert.checker.verdict import CANNOT, CONTRADICTED, NOT_REACHED, Finding
+from curvcert.errors import UnsupportedModule
+
+LIPSCHITZ = {"product", "liplt", "lipsdp-recursion", "through l2"}
+CURVATURE = {"compositional", "unrolled", "crc", "anchored"}
+BALLS = {"shell", "line"}
+"""The methods that the checker has rules for that are as good."""
+
+
+class Unproven(Exception):
+    """A claim that is not proven: its status and the reason."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.finding = Finding(status, reason)
+
+
+def require(holds: bool, reason: str) -> None:
+    """Stop with "contradicted" unless a claim holds: what is computed here shows that it is false."""
+    if not holds:
+        raise Unproven(CONTRADICTED, reason)
+
+
+def require_proof(proven: bool, reason: str, engine: bool = True) -> None:
+    """Stop unless a claim is proven: with "not reached" where there is an engine for it, or with "cannot check"."""
+    if not proven:
+        raise Unproven(NOT_REACHED if engine else CANNOT, reason)
+
+
+def findings_of(*checks: Callable[[], object]) -> list[Finding]:
+    """Run checks one by one and return what they find; none keeps the others from being run."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except Unproven as why:
+            found.append(why.finding)
+        except UnsupportedModule as why:
+            found.append(Finding(CANNOT, f"the model has a part that is not covered: {why}"))
+    return found
+
+
+def family(method: str) -> set[str]:
+    """Return the names of the methods that a certificate's own name for one puts together.
+
+    >>> sorted(family("anchored with liplt through l2"))
+    ['anchored', 'liplt', 'through l2']
+    """
+    parts = method.replace(" with ", " / ").split(" / ")
+    found = set()
+    for part in parts:
+        head, _, tail = part.partition(" through ")
+        found |= {head.split(" (")[0].strip()} | ({"through l2"} if tail == "l2" else set())
+    return found
