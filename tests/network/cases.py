@@ -295,6 +295,59 @@ ARITHMETIC = [
     Case("by keyword", lambda: Function(lambda m, x: m.a(input=x), a=nn.Linear(4, 3)), (4,)),
 ]
 
+
+def _halves(m: Function, x: Tensor) -> Tensor:
+    a, b = x.chunk(2, 1)
+    return a - b.tanh()
+
+
+def _grown(m: Function, x: Tensor) -> Tensor:
+    return m.b(torch.cat((m.a(x).tanh(), x[:, :1]), dim=-3))
+
+
+def _function(
+    name: str, shape: tuple[int, ...], function: Callable[..., Tensor], **parts: Callable[[], nn.Module]
+) -> Case:
+    return Case(name, lambda: Function(function, **{key: make() for key, make in parts.items()}), shape)
+
+
+def _vector(name: str, function: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6,)) -> Case:
+    return Case(name, lambda: Function(lambda m, x: function(x).tanh()), shape, blocks=1)
+
+
+MOVEMENT = [
+    _vector("slice", lambda x: x[:, 1:-1]),
+    _vector("strided slices", lambda x: x[:, ::2, 1:6:3], (5, 7)),
+    _vector("one entry", lambda x: x[:, 1], (3, 4)),
+    _vector("the last entry", lambda x: x[..., -1], (3, 4)),
+    _vector("cut by shape", lambda x: x[:, x.shape[1] // 2 :]),
+    _vector("flip by keyword", lambda x: torch.flip(x, dims=[1])),
+    _vector("mirror image added", lambda x: x + x.fliplr()),
+    _vector("concatenated along the width", lambda x: torch.cat([x, 2 * x, x[:, :, 1:]], 2), (2, 3)),
+    _vector("stack", lambda x: torch.stack((x, -x), dim=1)),
+    _vector("stacked behind", lambda x: torch.stack([x, 3 * x], -1).flatten(1)),
+    _vector("uneven chunks", lambda x: torch.cat(torch.chunk(x, 3, dim=1)[::-1], 1), (7,)),
+    _vector("split", lambda x: torch.split(x, [1, 5], 1)[1]),
+    _vector("split by one size", lambda x: x.split(4, dim=1)[1]),
+    _vector("unbind", lambda x: x.unbind(1)[2], (3, 4)),
+    _vector("narrow, select", lambda x: x.narrow(1, -2, 1).select(2, 1), (3, 4)),
+    _vector("transpose", lambda x: x.transpose(1, -1).flatten(1), (2, 3, 4)),
+    _vector("squeeze", lambda x: x.unsqueeze(2).squeeze(-1).squeeze((2, 1)), (1, 4, 1)),
+    _function("halves", (6,), _halves),
+    _function("permute", (3, 4, 2), lambda m, x: m.a(x.permute(0, 3, 1, 2)).tanh(), a=lambda: nn.Conv2d(2, 3, 2)),
+    _function("flip of an image", (2, 3, 4), lambda m, x: m.a(x.flip(-1, 1)).tanh(), a=lambda: nn.Conv2d(2, 3, 2)),
+    _function("a new axis", (4, 5), lambda m, x: m.a(x[:, None, :3, ..., 1:]), a=lambda: nn.Conv2d(1, 2, 2)),
+    _function("with its activation", (4,), lambda m, x: torch.cat([x, m.a(x).tanh()], 1), a=lambda: nn.Linear(4, 2)),
+    _function(
+        "joined images",
+        (2, 4, 5),
+        _grown,
+        a=lambda: nn.Conv2d(2, 3, 3, padding=1),
+        b=lambda: nn.Conv2d(4, 2, 2),
+    ),
+    Case("joined, then in place", lambda: Function(lambda m, x: F.relu(torch.cat([x, x], 1), True)), (3,), False, 1),
+]
+
 KINKS = [
     Case("relu", lambda: mlp(nn.ReLU()), (4,), smooth=False, blocks=2),
     Case(
@@ -373,7 +426,7 @@ FUNCTIONAL = [
     _functional("selu", F.selu, smooth=False),
 ]
 
-STRUCTURES = [*DENSE, *CONV, *RESIDUAL, *ARITHMETIC, *KINKS]
+STRUCTURES = [*DENSE, *CONV, *RESIDUAL, *ARITHMETIC, *MOVEMENT, *KINKS]
 """One network of each structure: the others differ from the first of them in their activation alone."""
 CASES = [*STRUCTURES, *ACTIVATIONS, *FUNCTIONAL]
 IDS = [case.name for case in CASES]

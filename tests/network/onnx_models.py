@@ -26,6 +26,11 @@ def node(op: str, *inputs: str, to: str = "y", **attributes: Any) -> onnx.NodePr
     return helper.make_node(op, list(inputs), [to], name=f"{op}_{to}", **attributes)
 
 
+def several(op: str, outputs: list[str], *inputs: str, **attributes: Any) -> onnx.NodeProto:
+    """A node with several outputs."""
+    return helper.make_node(op, list(inputs), outputs, name=f"{op}_{outputs[0]}", **attributes)
+
+
 def built(
     nodes: Sequence[onnx.NodeProto],
     shape: Sequence[int | str | None],

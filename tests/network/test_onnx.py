@@ -11,7 +11,7 @@ from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModu
 from curvcert.network import Block
 from curvcert.network.onnx_import import load_onnx
 from curvcert.operators import Conv2d
-from tests.network.onnx_models import agree, built, loaded, node, random
+from tests.network.onnx_models import agree, built, loaded, node, random, several
 
 W, K, C = random(4, 3), random(3, 2, 3, 3), random(3, seed=1)
 V, M, ROWS = ["b", 4], ["b", 2, 7, 6], ["b", 5, 4]
@@ -98,6 +98,25 @@ MODELS = {
         ["b", 5, 4, 2], {"K": K}, 17,
     ),
     "transpose of ones": ([node("Transpose", "x", perm=[0, 2, 1, 3])], ["b", 1, 3, 2], {}, 17),
+    "concatenation with its activation": (
+        [node("Tanh", "x", to="h"), node("Concat", "x", "h", "x", axis=-1)], M, {}, 13,
+    ),
+    "slice": ([node("Slice", "x", "a", "e", "d", "s", to="z"), node("Tanh", "z")],
+        M, {"a": INTS(1, -1), "e": INTS(2**40, -9), "d": INTS(2, 3), "s": INTS(3, -2)}, 13),
+    "slice by attributes": ([node("Slice", "x", starts=[0, 1], ends=[9, -1], axes=[1, -1])], M, {}, 9),
+    "slice of the whole batch": (
+        [node("Slice", "x", "a", "e")], V, {"a": INTS(0, 1), "e": INTS(2**31 - 1, 3)}, 17,
+    ),
+    "split": (
+        [several("Split", ["a", "b"], "x", "s", axis=1), node("Tanh", "b", to="h"), node("Concat", "h", "a", axis=1)],
+        ["b", 5], {"s": INTS(2, 3)}, 13,
+    ),
+    "split into equal parts": ([several("Split", ["a", "b"], "x", axis=3), node("Sub", "b", "a")], M, {}, 13),
+    "split by attribute": ([several("Split", ["a", "y"], "x", axis=1, split=[3, 1])], V, {}, 9),
+    "split by a number": ([several("Split", ["a", "y"], "x", axis=2, num_outputs=2)], M, {}, 18),
+    "gather one": ([node("Gather", "x", "i", axis=2)], M, {"i": np.int64(-2)}, 13),
+    "gather some": ([node("Gather", "x", "i", axis=3)], M, {"i": INTS(5, 3, 1)}, 13),
+    "gather one, keeping the axis": ([node("Gather", "x", "i", axis=1)], V, {"i": INTS(-1)}, 13),
     "squeeze, unsqueeze": (
         [node("Unsqueeze", "x", "a", to="z"), node("Squeeze", "z", "b")],
         ["b", 2, 1, 3], {"a": INTS(1, -1), "b": INTS(3)}, 13,

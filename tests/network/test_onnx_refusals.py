@@ -5,7 +5,6 @@ import sys
 import time
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -17,15 +16,11 @@ from curvcert.network.lowering import Value
 from curvcert.network.onnx_file import imported
 from curvcert.network.onnx_import import load_onnx
 from curvcert.network.onnx_nodes import RULES
-from tests.network.onnx_models import built, loaded, node, random
+from tests.network.onnx_models import built, loaded, node, random, several
 
 V, M = ["b", 4], ["b", 2, 6, 6]
 INTS = lambda *numbers: np.array(numbers, dtype=np.int64)  # noqa: E731
 STATISTICS = {"s": random(2), "o": random(2), "m": random(2), "v": abs(random(2))}
-
-
-def several(op: str, outputs: list[str], *inputs: str, **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(op, list(inputs), outputs, name=f"{op}_{outputs[0]}", **attributes)
 
 
 No, Bad = UnsupportedModule, InvalidInput
@@ -49,8 +44,26 @@ REFUSED = {
     "deep skip": (
         [node("Tanh", "x", to="a"), node("Tanh", "a", to="b"), node("Add", "x", "b")], V, {}, No, "skip",
     ),
-    "concatenation": ([node("Concat", "x", "x", axis=1)], V, {}, No, "Concat"),
-    "slice": ([node("Slice", "x", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, No, "Slice"),
+    "concatenation of samples": ([node("Concat", "x", "x", axis=0)], V, {}, No, "batch"),
+    "concatenation with a constant": ([node("Concat", "x", "c", axis=1)], V, {"c": random(1, 4)}, No, "Concat"),
+    "concatenation that does not fit": (
+        [node("Unsqueeze", "x", "a", to="u"), node("Concat", "x", "u", axis=1)], V, {"a": INTS(1)}, No, "joined",
+    ),
+    "concatenation of two branches": (
+        [node("Tanh", "x", to="a"), node("Sin", "x", to="b"), node("Concat", "a", "b", axis=1)], V, {}, No, "branches",
+    ),
+    "slice of the batch": ([node("Slice", "x", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, No, "batch"),
+    "empty slice": ([node("Slice", "x", "b", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, Bad, "nothing is left"),
+    "a slice that moves": ([node("Slice", "x", "x", "x")], V, {}, No, "Slice_y"),
+    "split that does not fit": (
+        [several("Split", ["y", "z"], "x", "s", axis=1)], V, {"s": INTS(1, 1)}, Bad, "do not make up",
+    ),
+    "split into too many": ([several("Split", ["y", "z", "u"], "x", axis=1)], V, {}, Bad, "3 parts"),
+    "split of the batch": ([several("Split", ["y", "z"], "x")], V, {}, No, "batch"),
+    "gather beyond the end": ([node("Gather", "x", "i", axis=1)], V, {"i": INTS(4)}, No, "choice of entries"),
+    "gather of one sample": ([node("Gather", "x", "i", axis=0)], V, {"i": np.int64(0)}, No, "batch"),
+    "gather in no order": ([node("Gather", "x", "i", axis=1)], V, {"i": INTS(2, 0, 3)}, No, "choice of entries"),
+    "gather by a value": ([node("Gather", "x", "x", axis=1)], V, {}, No, "choice of entries"),
     "transpose of the batch": ([node("Transpose", "x", perm=[1, 0])], V, {}, No, "batch"),
     "transpose by default": ([node("Transpose", "x")], V, {}, No, "batch"),
     "transpose twice the same": ([node("Transpose", "x", perm=[0, 0])], V, {}, Bad, "order"),

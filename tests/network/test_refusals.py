@@ -188,6 +188,12 @@ def _loop(m: Function, x: Tensor) -> Tensor:
     return x
 
 
+def _overwritten(x: Tensor) -> Tensor:
+    y = 2 * x
+    y[:, 0] = 1
+    return y
+
+
 GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "skip around two activations": (lambda m, x: x + torch.tanh(m.a(torch.tanh(m.b(x)))), "more than one activation"),
     "skip around a block": (lambda m, x: x + (lambda h: h + torch.tanh(m.a(h)))(m.b(x).sigmoid()), "activation"),
@@ -202,10 +208,34 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "sum": (lambda m, x: torch.sum(x, 1), "sum"),
     "clamp": (lambda m, x: x.clamp(-100, 100), "clamp"),
     "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
-    "index": (lambda m, x: x[:, :2], "getitem"),
-    "concatenation": (lambda m, x: torch.cat([x, x], 1), "cat"),
-    "stack": (lambda m, x: torch.stack((x, x), dim=1), "stack"),
-    "transpose": (lambda m, x: x.view(-1, 2, 2).transpose(1, 2), "transpose"),
+    "index of a sample": (lambda m, x: x[0], "dimension 0 is the batch"),
+    "slice of the batch": (lambda m, x: x[:1] + x, "dimension 0 is the batch"),
+    "index by a list": (lambda m, x: x[:, [2, 0]], "whole numbers, slices and None"),
+    "index by a value": (lambda m, x: x[:, x], "getitem"),
+    "index by the batch": (lambda m, x: x[:, : x.shape[0]], "whole numbers, slices and None"),
+    "index out of range": (lambda m, x: x[:, 4], "no entry 4"),
+    "empty slice": (lambda m, x: x[:, 3:2], "nothing is left"),
+    "too many indices": (lambda m, x: x[:, 0:1, 0], "no dimension 2"),
+    "two ellipses": (lambda m, x: x[..., 0:1, ...], "one ellipsis"),
+    "one number for each sample": (lambda m, x: x[:, 0], "without a dimension"),
+    "concatenation along the batch": (lambda m, x: torch.cat([x, x]), "dimension 0 is the batch"),
+    "concatenation with a constant": (lambda m, x: torch.cat([x, m.a.weight], 1), "joining values with constants"),
+    "concatenation that does not fit": (lambda m, x: torch.cat([x, x[:, None]], 1), "cannot be joined"),
+    "concatenation of two branches": (lambda m, x: torch.cat([m.a(x).tanh(), m.b(x).tanh()], 1), "two branches"),
+    "concatenation into a buffer": (lambda m, x: torch.cat([x, x], 1, out=m.buffer), "cat"),
+    "stack along the batch": (lambda m, x: torch.stack([x, x]), "dimension 0 is the batch"),
+    "flip of the batch": (lambda m, x: x.flip(0), "dimension 0 is the batch"),
+    "transpose of the batch": (lambda m, x: x.transpose(0, 1), "dimension 0 is the batch"),
+    "permutation of the batch": (lambda m, x: x.permute(1, 0), "moves the batch"),
+    "permutation that is none": (lambda m, x: x.permute(0, 0), "no order"),
+    "split of the batch": (lambda m, x: x.split(1)[0], "dimension 0 is the batch"),
+    "split that does not fit": (lambda m, x: x.split([1, 2], 1)[0], "do not make up"),
+    "no chunks": (lambda m, x: x.chunk(0, 1)[0], "at least 1"),
+    "narrow beyond the end": (lambda m, x: x.narrow(1, 2, 3), "do not fit"),
+    "squeeze of whatever": (lambda m, x: x[:, None].squeeze(), "Name it"),
+    "write into a part": (lambda m, x: _overwritten(x), "cannot be recorded"),
+    "in place on a part": (lambda m, x: x[:, :2].add_(1).tanh() + x[:, 2:], "overwrites"),
+    "in place on a chunk": (lambda m, x: (lambda parts: parts[0].add_(1) + parts[1])(x.chunk(2, 1)), "overwrites"),
     "matmul": (lambda m, x: x @ m.a.weight, "matmul"),
     "cast": (lambda m, x: x.float(), "float"),
     "softmax": (lambda m, x: F.softmax(x, 1), "softmax"),

@@ -1,4 +1,7 @@
-"""A network under construction: front ends call `linear`, `shift`, `activate`, `plus`, `max_pool` on its values.
+"""A network under construction: front ends call `linear`, `shift`, `activate`, `plus`, `concat`, ... on its values.
+
+A value is that of one sample: its axes are counted from 0, without the batch.  Sums and concatenations are affine nodes
+of several values, the latter with an embedding for each; what cuts, turns or scales a value is an affine node of one.
 
 A value is either exact (float64 copies of the weights: what `trace` reads) or live: over a module's own parameters, in
 their dtype and with their gradients, for estimates in training.  What holds at every input does not depend on offsets,
@@ -15,8 +18,10 @@ from curvcert.activations import Activation
 from curvcert.errors import UnsupportedModule
 from curvcert.network.block import MaxPool
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
-from curvcert.operators import AbstractLinearMap, Identity
+from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Reshape, scale
 from curvcert.operators.base import Shape
+from curvcert.operators.permutation import Flip, Permutation
+from curvcert.operators.slices import slice_along
 
 F64 = torch.float64
 
@@ -120,6 +125,41 @@ class Value:
             )
         return self._affine((self._itself(), other._itself()), None, None, name)
 
+    def times(self, factor: Tensor, name: str = "") -> "Value":
+        """Return factor * value, entry by entry; one factor for all entries stays a number, which norms can use."""
+        factor = factor.detach().to(F64).to(self.device)
+        first = float(factor.reshape(-1)[0])
+        if bool((factor == first).all()):
+            return self.linear(scale(first, Identity(self.shape, self.dtype, self.device)), name=name)
+        return self.linear(Diagonal(factor, self.shape), name=name)
+
+    def negative(self) -> "Value":
+        """Return -value."""
+        return self.times(torch.tensor(-1.0))
+
+    def reshaped(self, shape: Shape, name: str = "") -> "Value":
+        """Return the same entries in another shape."""
+        return self if shape == self.shape else self.linear(Reshape(self.shape, shape), name=name)
+
+    def permuted(self, axes: Shape, name: str = "") -> "Value":
+        """Return the value with its axes in another order."""
+        shape = tuple(self.shape[axis] for axis in axes)
+        long = [axis for axis in axes if self.shape[axis] > 1]
+        if long == sorted(long):
+            return self.reshaped(shape, name)
+        return self.linear(Permutation(self.shape, axes), name=name)
+
+    def flipped(self, axes: Shape, name: str = "") -> "Value":
+        """Return the value counted from the other end along some axes."""
+        long = tuple(axis for axis in axes if self.shape[axis] > 1)
+        return self.linear(Flip(self.shape, long), name=name) if long else self
+
+    def cut(self, axis: int, start: int, count: int, step: int = 1, name: str = "") -> "Value":
+        """Return `count` entries along an axis, `step` apart."""
+        if count == self.shape[axis]:
+            return self
+        return self.linear(slice_along(self.shape, axis, start, count, step), name=name)
+
     def max_pool(self, pool: MaxPool) -> "Value":
         """Return the largest entry of each window."""
         return self.builder.add(MaxPoolNode(self.number, pool, pool.name))
@@ -130,6 +170,31 @@ class Value:
     def _affine(self, terms: tuple[Term, ...], offset: Tensor | None, error: Tensor | None, name: str) -> "Value":
         offset = self.builder.zeros(terms[0].map.out_shape) if offset is None else offset
         return self.builder.add(AffineNode(terms, offset, name, error))
+
+
+def concat(values: Sequence[Value], axis: int, name: str) -> Value:
+    """Return values joined along an axis: the sum of their embeddings.
+
+    >>> x = start((2, 3), torch.device("cpu"))
+    >>> concat([x, x.cut(0, 1, 1)], 0, "joined").shape
+    (3, 3)
+    """
+    first = values[0]
+    shapes = [value.shape for value in values]
+    if any((s[:axis], s[axis + 1 :]) != (shapes[0][:axis], shapes[0][axis + 1 :]) for s in shapes):
+        raise UnsupportedModule(
+            f"{name}: values of shapes {', '.join(map(str, shapes))} cannot be joined along axis {axis} of a sample. "
+            "Give them the same sizes along all others."
+        )
+    if len(values) == 1:
+        return first
+    whole = (*first.shape[:axis], sum(shape[axis] for shape in shapes), *first.shape[axis + 1 :])
+    terms, reached = [], 0
+    for value in values:
+        part = slice_along(whole, axis, reached, value.shape[axis]).to(first.dtype, first.device)
+        terms.append(Term(value.number, part.T))
+        reached += value.shape[axis]
+    return first.builder.add(AffineNode(tuple(terms), first.builder.zeros(whole), name))
 
 
 def start(shape: Shape, device: torch.device, dtype: torch.dtype = F64, live: bool = False) -> Value:

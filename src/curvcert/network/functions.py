@@ -1,8 +1,8 @@
 """How a function or a method in a forward pass becomes part of a block."""
 
+import inspect
 import operator
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value
-from curvcert.network.lowering import flatten, lower_exactly, reshape, scale_by
+from curvcert.network.lowering import lower_exactly
+from curvcert.network.movement_calls import MOVES, Batch
 from curvcert.network.recording import is_in_place_call, is_in_place_module, path_of, require_own_memory
 
 # A functional layer is the module of the same arguments.
@@ -61,12 +62,6 @@ _SHAPE_ARITHMETIC = {operator.getitem, operator.add, operator.sub, operator.mul,
 _SHAPE = "Write the model as blocks Hx + G phi(Wx + b) + c."
 
 
-class Batch(Enum):
-    """Stands for the number of samples, which no computation may depend on."""
-
-    SIZE = "batch"
-
-
 def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return what a function or method gives: an expression, or the shape of one."""
     target, path = node.target, path_of(node)
@@ -76,6 +71,8 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
         require_own_memory(model, node)
     if target in _ADD | _SUBTRACT | _MULTIPLY | _DIVIDE and not kwargs and len(args) == 2:
         return _arithmetic(path, target, args[0], args[1])
+    if target in MOVES and args and _holds_value(args[0]) and not _holds_value((args[1:], kwargs)):
+        return _moved(node, args, kwargs)
     if not args or not isinstance(args[0], Value) or _holds_value((args[1:], kwargs)):
         raise _unsupported(node)
     value, rest = args[0], args[1:]
@@ -87,28 +84,31 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
     if target in _PLAIN and not rest and not kwargs:
         return value.activate(_PLAIN[target], path)
     if target in _NEGATE and not rest and not kwargs:
-        return _negative(value)
-    return _rearranged(node, value, rest, kwargs)
-
-
-def _rearranged(node: fx.Node, value: Value, rest: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Lower what moves no number to another sample: copies, shapes, dropout in eval mode."""
-    target, path = node.target, path_of(node)
-    if target in ("contiguous", "clone", torch.clone):
-        return value
+        return value.negative()
     if target in (F.dropout, F.dropout2d):
         return _dropout(path, value, *rest, **kwargs)
-    if target in (torch.flatten, "flatten"):
-        limits = dict(zip(("start_dim", "end_dim"), rest, strict=False)) | kwargs
-        return flatten(value, limits.get("start_dim", 0), limits.get("end_dim", -1), path)
-    if target in (torch.reshape, "view", "reshape") and not kwargs:
-        return _reshaped(value, rest, path)
     if target == "size" or (target is getattr and rest == ["shape"]):
-        shape = (Batch.SIZE, *value.shape)
-        dim = None if target is getattr else (*rest, *kwargs.values(), None)[0]
-        if dim is None or -len(shape) <= dim < len(shape):
-            return shape if dim is None else shape[dim]
+        return _size(node, value, rest, kwargs)
     raise _unsupported(node)
+
+
+def _moved(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Lower what moves no number to another sample."""
+    rule = MOVES[node.target]
+    try:
+        inspect.signature(rule).bind(path_of(node), *args, **kwargs)
+    except TypeError:
+        raise _unsupported(node) from None
+    return rule(path_of(node), *args, **kwargs)
+
+
+def _size(node: fx.Node, value: Value, rest: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the shape of a value, or one size of it; that of the batch is a symbol."""
+    shape = (Batch.SIZE, *value.shape)
+    dim = None if node.target is getattr else (*rest, *kwargs.values(), None)[0]
+    if dim is not None and not -len(shape) <= dim < len(shape):
+        raise _unsupported(node)
+    return shape if dim is None else shape[dim]
 
 
 def _unsupported(node: fx.Node) -> UnsupportedModule:
@@ -165,7 +165,7 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
         if target in _ADD:
             return left.plus(right, path)
         if target in _SUBTRACT:
-            return left.plus(_negative(right), path)
+            return left.plus(right.negative(), path)
         verb = "product" if target in _MULTIPLY else "quotient"
         raise UnsupportedModule(f"{path}: a {verb} of two values that depend on the input is not supported. {_SHAPE}")
     value, constant = (left, right) if isinstance(left, Value) else (right, left)
@@ -173,14 +173,14 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
     if target in _ADD:
         return value.shift(number)
     if target in _SUBTRACT:
-        return value.shift(-number) if value is left else _negative(value).shift(number)
+        return value.shift(-number) if value is left else value.negative().shift(number)
     if target in _MULTIPLY:
-        return scale_by(value, number)
+        return value.times(number)
     if value is right:
         raise UnsupportedModule(f"{path}: a division by a value that depends on the input is not supported. {_SHAPE}")
     if not bool(torch.isfinite(1.0 / number).all()):
         raise InvalidInput(f"{path}: a division by zero, or by a number too small for float64.")
-    return scale_by(value, 1.0 / number)
+    return value.times(1.0 / number)
 
 
 def _as_constant(constant: Any, value: Value, path: str) -> Tensor:
@@ -200,15 +200,3 @@ def _as_constant(constant: Any, value: Value, path: str) -> Tensor:
             f"{path}: a constant of shape {tuple(number.shape)} does not fit a value of shape {value.shape}. "
             "Expand the value's shape with a layer, or shrink the constant."
         ) from None
-
-
-def _negative(value: Value) -> Value:
-    return scale_by(value, torch.full(value.shape, -1.0, dtype=torch.float64))
-
-
-def _reshaped(value: Value, args: list[Any], path: str) -> Value:
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple) else tuple(args)
-    keeps_batch = sizes[:1] in ((-1,), (Batch.SIZE,))
-    if not keeps_batch or not all(type(n) is int for n in sizes[1:]):
-        raise UnsupportedModule(f"{path}: reshape must keep the batch dimension first: x.view(x.size(0), ...).")
-    return reshape(value, sizes[1:], path)

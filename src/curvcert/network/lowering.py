@@ -1,27 +1,17 @@
 """How each module becomes nodes of a network: `lower(module, value)`."""
 
-import math
 from collections.abc import Sequence
 from functools import singledispatch
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network.block import MaxPool
-from curvcert.network.builder import F64, Value
-from curvcert.operators import (
-    AveragePool2d,
-    Conv2d,
-    Dense,
-    Diagonal,
-    Identity,
-    Reshape,
-    batch_norm_in_eval,
-    scale,
-)
-from curvcert.operators.base import Shape
+from curvcert.network.builder import Value
+from curvcert.network.movement import flatten, reshape
+from curvcert.operators import AveragePool2d, Conv2d, Dense, batch_norm_in_eval
 from curvcert.operators.conv import Pair
 
 LARGEST_DEVIATION = 1e-6
@@ -39,7 +29,7 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
     ...         return 2 * x
     >>> @lower.register
     ... def _(module: Doubled, value: Value, path: str) -> Value:
-    ...     return scale_by(value, torch.tensor(2.0))
+    ...     return value.times(torch.tensor(2.0))
     >>> import torch
     >>> from curvcert.network.builder import start
     >>> lower(Doubled(), start((3,), torch.device("cpu")), "doubled").shape
@@ -193,34 +183,12 @@ def _(module: nn.Flatten, value: Value, path: str) -> Value:
     return flatten(value, module.start_dim, module.end_dim, path)
 
 
-def flatten(value: Value, start_dim: int, end_dim: int, path: str) -> Value:
-    """Return the value with the dimensions from start_dim to end_dim (the batch is dimension 0) as one."""
-    rank = len(value.shape) + 1
-    first, last = (d + rank if d < 0 else d for d in (start_dim, end_dim))
-    if not 1 <= first <= last < rank:
-        raise UnsupportedModule(
-            f"{path}: Flatten from dimension {start_dim} to {end_dim} is not supported. Keep the batch: flatten(x, 1)."
-        )
-    middle = math.prod(value.shape[first - 1 : last])
-    return value.linear(Reshape(value.shape, (*value.shape[: first - 1], middle, *value.shape[last:])), name=path)
-
-
 @lower.register
 def _(module: nn.Unflatten, value: Value, path: str) -> Value:
     sizes = tuple(module.unflattened_size)
     if module.dim != 1 or len(value.shape) != 1 or not all(isinstance(n, int) for n in sizes):
         raise UnsupportedModule(f"{path}: Unflatten is supported on dimension 1 of vectors, into unnamed dimensions.")
     return reshape(value, sizes, path)
-
-
-def reshape(value: Value, sizes: Shape, path: str) -> Value:
-    """Return the value in another shape; one size may be -1."""
-    known, size = math.prod(n for n in sizes if n != -1), math.prod(value.shape)
-    if sizes.count(-1) == 1 and known > 0:
-        sizes = tuple(size // known if n == -1 else n for n in sizes)
-    if any(n < 1 for n in sizes) or math.prod(sizes) != size:
-        raise InvalidInput(f"{path}: cannot reshape samples of shape {value.shape} into {sizes}.")
-    return value.linear(Reshape(value.shape, sizes), name=path)
 
 
 @lower.register(nn.Identity)
@@ -232,12 +200,3 @@ def reshape(value: Value, sizes: Shape, path: str) -> Value:
 @lower.register(nn.FeatureAlphaDropout)
 def _(module: nn.Module, value: Value, path: str) -> Value:
     return value
-
-
-def scale_by(value: Value, factor: Tensor) -> Value:
-    """Return factor * value elementwise; one factor for all coordinates stays a number, which norms can use."""
-    factor = factor.detach().to(F64).to(value.device)
-    first = float(factor.reshape(-1)[0])
-    if bool((factor == first).all()):
-        return value.linear(scale(first, Identity(value.shape, value.dtype, value.device)))
-    return value.linear(Diagonal(factor, value.shape))

@@ -25,7 +25,7 @@ class Context:
     padded: dict[str, tuple[Value, Padding]] = field(default_factory=dict)
 
 
-Rule = Callable[[Node, Sequence[Any], Context], Value]
+Rule = Callable[[Node, Sequence[Any], Context], Value | tuple[Value, ...]]
 
 
 def weight(node: Node, args: Sequence[Any], position: int, rank: int | None = None) -> Tensor:

@@ -111,21 +111,27 @@ def _gather(node: Node, args: Sequence[Any]) -> Array:
     return np.asarray(np.take(data, index.astype(np.int64), axis=axis))
 
 
-def _slice(node: Node, args: Sequence[Any]) -> Array:
-    data = args[0]
+def cuts_of(node: Node, args: Sequence[Any], shape: Sequence[int]) -> list[tuple[int, slice]]:
+    """Return what a Slice takes along each axis that it names, of a tensor of some shape."""
     if "starts" in node.attributes:
         starts, ends = node.attribute("starts", ()), node.attribute("ends", ())
         steps = (1,) * len(starts)
     else:
         starts, ends = integers(node, args[1], "starts"), integers(node, args[2], "ends")
         steps = integers(node, args[4], "steps") if len(args) > 4 and args[4] is not None else (1,) * len(starts)
-    axes = axes_of(node, args, data.ndim, position=3) or tuple(range(len(starts)))
-    cut = [slice(None)] * data.ndim
-    for axis, first, last, step in zip(axes, starts, ends, steps, strict=True):
-        # Going backwards, an end before the first entry means up to and with it.
-        stop = None if step < 0 and last < -data.shape[axis] else last
-        cut[axis] = slice(first, stop, step)
-    found: Array = data[tuple(cut)]
+    axes = axes_of(node, args, len(shape), position=3) or tuple(range(len(starts)))
+    # Going backwards, an end before the first entry means up to and with it.
+    return [
+        (axis, slice(first, None if step < 0 and last < -shape[axis] else last, step))
+        for axis, first, last, step in zip(axes, starts, ends, steps, strict=True)
+    ]
+
+
+def _slice(node: Node, args: Sequence[Any]) -> Array:
+    cut = [slice(None)] * args[0].ndim
+    for axis, part in cuts_of(node, args, args[0].shape):
+        cut[axis] = part
+    found: Array = args[0][tuple(cut)]
     return found
 
 

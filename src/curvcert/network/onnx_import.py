@@ -32,6 +32,7 @@ class _Refused:
 
 
 _Operand = Value | Array | _Refused
+_Result = _Operand | tuple[Value, ...]
 
 
 def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Network:
@@ -39,10 +40,11 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Net
 
     Covers opset 9 and later, and what both of PyTorch's exporters write: Gemm, MatMul, Conv (two-dimensional, any
     padding), BatchNormalization, AveragePool, GlobalAveragePool, ReduceMean over the last dimensions, Flatten,
-    Reshape, Squeeze, Unsqueeze, Transpose (the batch stays first), Pad by zeros, Add, Sub, Mul and Div by constants,
-    Neg, Identity, Dropout, shapes computed on the way, residual sums around one activation; Tanh, Sigmoid, Softplus,
-    Elu, Celu, Gelu, Erf, Softsign, Mish, Swish, Sin, Atan, and GELU, SiLU, Mish, softsign, x/sqrt(1+x^2) and PyTorch's
-    softplus written out; Relu, LeakyRelu, Selu, Clip and MaxPool for Lipschitz bounds.  Needs `curvcert[onnx]`.
+    Reshape, Squeeze, Unsqueeze, Transpose (the batch stays first), Concat, Slice, Split, Gather, Pad by zeros, Add,
+    Sub, Mul and Div by constants, Neg, Identity, Dropout, shapes computed on the way, residual sums around one
+    activation; Tanh, Sigmoid, Softplus, Elu, Celu, Gelu, Erf, Softsign, Mish, Swish, Sin, Atan, and GELU, SiLU,
+    Mish, softsign, x/sqrt(1+x^2) and PyTorch's softplus written out; Relu, LeakyRelu, Selu, Clip and MaxPool for
+    Lipschitz bounds. Needs `curvcert[onnx]`.
 
     The first dimension of the input is the batch, fixed or open.  `input_shape`, the shape of one input without the
     batch, is needed where the file leaves another size open.  Weights in files beside the model are read from the
@@ -91,8 +93,10 @@ def _lowered(graph: Graph) -> Value:
         if needed.isdisjoint(node.outputs):
             continue
         args = [_argument(node, name, operands) for name in node.inputs]
-        operands[node.outputs[0]] = _result(node, args, operands, producers, context)
-        for name in filter(None, node.outputs[1:]):
+        result = _result(node, args, operands, producers, context)
+        found = result if isinstance(result, tuple) else (result,)
+        operands.update(zip(node.outputs, found, strict=False))
+        for name in filter(None, node.outputs[len(found) :]):
             operands[name] = _Refused(node.unsupported(f"a use of its further output {shown(name)}"))
     output = operands.get(graph.output_name)
     if isinstance(output, _Refused):
@@ -125,7 +129,7 @@ def _argument(node: Node, name: str, operands: dict[str, Any]) -> _Operand | Non
 
 def _result(
     node: Node, args: list[Any], operands: dict[str, Any], producers: dict[str, Node], context: Context
-) -> _Operand:
+) -> _Result:
     if not any(isinstance(arg, Value | _Refused) for arg in args):
         return fold(node, args)
     found = recognised(node, operands, producers) if _may_be_a_formula(node, args) else None
@@ -151,7 +155,7 @@ def _may_be_a_formula(node: Node, args: list[Any]) -> bool:
     return any(isinstance(arg, _Refused) for arg in args) or (moving > 1 and node.op not in ("Add", "Sub"))
 
 
-def _applied(node: Node, args: list[Any], context: Context) -> Value | Array:
+def _applied(node: Node, args: list[Any], context: Context) -> _Result:
     try:
         if node.op == "Shape":
             return shape_of(node, value_of(node, args))

@@ -13,22 +13,30 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.network.builder import Value
-from curvcert.network.functions import Batch
-from curvcert.network.lowering import reshape, scale_by
+from curvcert.network.movement import reshape
+from curvcert.network.movement_calls import Batch
 from curvcert.network.onnx_arguments import Context, Rule, argument, linear, value_of, weight
-from curvcert.network.onnx_constants import axes_of, integers
+from curvcert.network.onnx_constants import axes_of
 from curvcert.network.onnx_file import FLOATS, Array, Node
+from curvcert.network.onnx_movement import (
+    concat,
+    flatten,
+    gather,
+    reshape_node,
+    slice_node,
+    split_node,
+    squeeze,
+    transpose,
+    unsqueeze,
+)
 from curvcert.network.onnx_windows import average_pool, conv, max_pool, pad
 from curvcert.operators import (
     AveragePool2d,
     Conv2d,
     Dense,
-    Reshape,
     batch_norm_in_eval,
     scale,
 )
-from curvcert.operators.base import Shape
-from curvcert.operators.permutation import Permutation
 from curvcert.rounding import TINY, UNIT_ROUNDOFF
 
 _BATCH = "Keep the batch as the first dimension throughout."
@@ -65,8 +73,8 @@ def matmul(node: Node, args: Sequence[Any], context: Context) -> Value:
         return linear(node, context, value, Dense(W))
     *lead, features = value.shape
     rows = math.prod(lead)
-    flat = _permuted(reshape(value, (rows, features), node.label), (1, 0))
-    mixed = _permuted(_channels_mixed(node, context, flat, W), (1, 0))
+    flat = reshape(value, (rows, features), node.label).permuted((1, 0))
+    mixed = _channels_mixed(node, context, flat, W).permuted((1, 0))
     return reshape(mixed, (*lead, W.shape[0]), node.label)
 
 
@@ -125,88 +133,6 @@ def batch_normalization(node: Node, args: Sequence[Any], context: Context) -> Va
     return linear(node, context, value, D, offset)
 
 
-def flatten(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a flattening of all that follows the batch."""
-    value = value_of(node, args)
-    rank, axis = 1 + len(value.shape), node.attribute("axis", 1)
-    first = axis + rank if axis < 0 else axis
-    if not 1 <= first <= rank or math.prod(value.shape[: first - 1]) != 1:
-        raise node.unsupported(f"Flatten at axis {axis} of samples of shape {value.shape}", _BATCH)
-    return reshape(value, (-1,), node.label)
-
-
-def reshape_node(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a change of shape; 0 copies a size, -1 is what remains, and the batch stays first."""
-    value, target = value_of(node, args), argument(args, 1)
-    if not isinstance(target, np.ndarray) or target.ndim != 1 or not 1 <= target.size <= 32:
-        raise node.unsupported("a shape that is not a constant list")
-    sizes = list(target.tolist())
-    old = (Batch.SIZE, *value.shape)
-    if not node.flag("allowzero"):
-        sizes = [(old[k] if k < len(old) else None) if n == 0 else n for k, n in enumerate(sizes)]
-    first, rest = sizes[0], sizes[1:]
-    if not all(type(n) is int and (n > 0 or n == -1) for n in rest) or not rest:
-        raise node.unsupported(f"a change of shape into {_written(sizes)}", _BATCH)
-    if first == -1:
-        # The batch is what remains, as long as the rest is one whole sample.
-        keeps = -1 not in rest and math.prod(rest) == math.prod(value.shape)
-    else:
-        keeps = first is Batch.SIZE or (type(first) is int and first == context.graph.batch)
-    if not keeps:
-        raise node.unsupported(f"a change of shape from {_written(old)} into {_written(sizes)}", _BATCH)
-    return reshape(value, tuple(rest), node.label)
-
-
-def _written(sizes: Sequence[Any]) -> str:
-    return "(" + ", ".join(size.value if isinstance(size, Batch) else str(size) for size in sizes) + ")"
-
-
-def transpose(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a permutation of dimensions that leaves the batch first."""
-    value = value_of(node, args)
-    rank = 1 + len(value.shape)
-    order = node.attribute("perm", tuple(reversed(range(rank))))
-    if sorted(order) != list(range(rank)):
-        raise InvalidInput(f"{node.label}: perm {order} is no order of {rank} dimensions.")
-    if order[0] != 0:
-        raise node.unsupported(f"the order {order}, which moves the batch,", _BATCH)
-    return _permuted(value, tuple(axis - 1 for axis in order[1:]))
-
-
-def _permuted(value: Value, axes: Shape) -> Value:
-    shape = tuple(value.shape[axis] for axis in axes)
-    long = [axis for axis in axes if value.shape[axis] > 1]
-    if long == sorted(long):
-        return value.linear(Reshape(value.shape, shape))
-    return value.linear(Permutation(value.shape, axes))
-
-
-def squeeze(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower the loss of dimensions of size 1."""
-    value = value_of(node, args)
-    axes = axes_of(node, args, 1 + len(value.shape))
-    if axes is None:
-        raise node.unsupported("Squeeze without axes", "Name the axes: the batch might be of size 1, too.")
-    if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
-        raise node.unsupported(f"Squeeze of axes {axes} of samples of shape {value.shape}", _BATCH)
-    kept = tuple(n for axis, n in enumerate(value.shape, start=1) if axis not in axes)
-    if not kept:
-        raise node.unsupported("an output of one number a sample without a dimension", "Keep a dimension of size 1.")
-    return reshape(value, kept, node.label)
-
-
-def unsqueeze(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower new dimensions of size 1."""
-    value = value_of(node, args)
-    named = node.attribute("axes", ()) if "axes" in node.attributes else integers(node, argument(args, 1), "axes")
-    rank = 1 + len(value.shape) + len(named)
-    axes = axes_of(node, args, rank) or ()
-    if 0 in axes or rank > 32:
-        raise node.unsupported(f"Unsqueeze at axes {axes}", _BATCH)
-    sizes = iter(value.shape)
-    return reshape(value, tuple(1 if axis in axes else next(sizes) for axis in range(1, rank)), node.label)
-
-
 def dropout(node: Node, args: Sequence[Any], context: Context) -> Value:
     """Lower dropout in inference, which does nothing."""
     value, training = value_of(node, args), argument(args, 2)
@@ -236,14 +162,14 @@ def arithmetic(node: Node, args: Sequence[Any], context: Context) -> Value:
         case "Add":
             return value.shift(number)
         case "Sub":
-            return negative(value).shift(number) if right else value.shift(-number)
+            return value.negative().shift(number) if right else value.shift(-number)
         case "Mul":
-            return scale_by(value, number)
+            return value.times(number)
     if right:
         raise node.unsupported("a division by a value that depends on the input")
     if not bool(torch.isfinite(1.0 / number).all()):
         raise InvalidInput(f"{node.label}: a division by zero, or by a number too small for float64.")
-    return scale_by(value, 1.0 / number)
+    return value.times(1.0 / number)
 
 
 def _of_values(node: Node, left: Value, right: Value) -> Value:
@@ -252,7 +178,7 @@ def _of_values(node: Node, left: Value, right: Value) -> Value:
             "a product or quotient of two values that depend on the input",
             "GELU, SiLU, Mish and softsign, written out, are recognised by their exact constants.",
         )
-    return left.plus(right if node.op == "Add" else negative(right), node.label)
+    return left.plus(right if node.op == "Add" else right.negative(), node.label)
 
 
 def broadcast(node: Node, args: Sequence[Any], position: int, value: Value) -> Tensor:
@@ -271,30 +197,29 @@ def broadcast(node: Node, args: Sequence[Any], position: int, value: Value) -> T
     return number.reshape(inner).expand(value.shape)
 
 
-def negative(value: Value) -> Value:
-    """Return -value."""
-    return scale_by(value, torch.full(value.shape, -1.0, dtype=torch.float64))
-
-
 RULES: dict[str, Rule] = {
     "Add": arithmetic,
     "AveragePool": average_pool,
     "BatchNormalization": batch_normalization,
     "Cast": cast,
+    "Concat": concat,
     "Conv": conv,
     "Div": arithmetic,
     "Dropout": dropout,
     "Flatten": flatten,
+    "Gather": gather,
     "Gemm": gemm,
     "GlobalAveragePool": global_average_pool,
     "Identity": lambda node, args, context: value_of(node, args),
     "MatMul": matmul,
     "MaxPool": max_pool,
     "Mul": arithmetic,
-    "Neg": lambda node, args, context: negative(value_of(node, args)),
+    "Neg": lambda node, args, context: value_of(node, args).negative(),
     "Pad": pad,
     "ReduceMean": reduce_mean,
     "Reshape": reshape_node,
+    "Slice": slice_node,
+    "Split": split_node,
     "Squeeze": squeeze,
     "Sub": arithmetic,
     "Transpose": transpose,

@@ -12,8 +12,10 @@ from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
 from curvcert.network.lowering import is_known
 
 _IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-_FRESH = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div}
+_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div}
+_FRESH = _ARITHMETIC | {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.flip, "flip"}
 _VIEWS = {torch.flatten, torch.reshape, F.dropout, F.dropout2d, "flatten", "reshape", "view", "contiguous"}
+_VIEWS |= {torch.squeeze, torch.unsqueeze, torch.unbind, "squeeze", "unsqueeze", "unbind"}
 
 
 class _Proxy(fx.Proxy):

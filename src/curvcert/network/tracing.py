@@ -29,9 +29,9 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
     """Turn a module in eval mode into a `Network`, exactly, or say what is in the way.
 
     Covers what is built from Linear, Conv2d, Flatten, AvgPool2d, BatchNorm (eval), Dropout (eval),
-    Identity, arithmetic with constants (a normalisation), every activation of the table, and residual
-    sums around one activation; ReLU-like kinks and max-pooling for Lipschitz bounds.  `example_input`
-    gives the input's shape, batch dimension included.
+    Identity, arithmetic with constants (a normalisation), every activation of the table, slices, chunks,
+    flips, permutations and concatenations, and residual sums around one activation; ReLU-like kinks and
+    max-pooling for Lipschitz bounds.  `example_input` gives the input's shape, batch dimension included.
 
     The weights are copied in float64, as the exact values that they hold, and are never multiplied
     together.  Three coefficients are rounded to float64 once, and the Network is the one with the rounded
@@ -114,6 +114,8 @@ def _resolve(arg: Any, values: dict[fx.Node, Any]) -> Any:
         return values[arg]
     if isinstance(arg, tuple | list):
         return tuple(_resolve(item, values) for item in arg)
+    if isinstance(arg, slice):
+        return slice(*(_resolve(bound, values) for bound in (arg.start, arg.stop, arg.step)))
     return arg
 
 

@@ -10,7 +10,6 @@ from curvcert import activations
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
 from curvcert.network.builder import Value
-from curvcert.network.lowering import scale_by
 
 
 class Sin(nn.Module):
@@ -150,4 +149,4 @@ def _(module: Normalise, value: Value, path: str) -> Value:
         raise InvalidInput(f"{path}: Normalise expects {len(module.mean)} channels, got shape {value.shape}.")
     per_channel = (-1, *(1,) * (len(value.shape) - 1))
     mean, std = (buffer.to(torch.float64).reshape(per_channel) for buffer in (module.mean, module.std))
-    return scale_by(value.shift(-mean), 1.0 / std)
+    return value.shift(-mean).times(1.0 / std)
