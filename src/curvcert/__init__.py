@@ -8,7 +8,8 @@ from curvcert import attacks, data, losses, nn, training
 from curvcert._version import __version__
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
+from curvcert.bounds.outputs import output_bounds
+from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global, Interval
 from curvcert.certificates import Certificate, certify, load_certificate
 from curvcert.checker import check_certificate
 from curvcert.falsifier import falsify
@@ -23,6 +24,7 @@ __all__ = [
     "Certificate",
     "Estimate",
     "Global",
+    "Interval",
     "Network",
     "__version__",
     "attacks",
@@ -36,6 +38,7 @@ __all__ = [
     "load_onnx",
     "losses",
     "nn",
+    "output_bounds",
     "report",
     "save_network",
     "trace",

@@ -1,4 +1,4 @@
-"""What a result is: a `Bound`, proven, or an `Estimate`, not; and the scope that it holds in.
+"""What a result is: a `Bound` or an `Interval`, proven, or an `Estimate`, not; and the scope that it holds in.
 
 The two are unrelated types on purpose.  Whatever certifies asks for a `Bound`, so that a number
 from power iteration or sampling cannot slip into a certificate.
@@ -109,6 +109,35 @@ class Estimate:
 
     def __repr__(self) -> str:
         return f"Estimate(~ {_describe(self)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Interval:
+    """Proven lower and upper values, elementwise; `assumes` tells what a user declared and we could only sample.
+
+    >>> Interval(torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)).width
+    tensor([[1., 1.]], dtype=torch.float64)
+    """
+
+    lower: Tensor
+    upper: Tensor
+    assumes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.lower.shape != self.upper.shape or {self.lower.dtype, self.upper.dtype} != {torch.float64}:
+            raise InvalidInput("An Interval holds two float64 tensors of one shape.")
+        if not bool((self.lower <= self.upper).all()):
+            raise InvalidInput("An Interval needs lower <= upper, and no NaN.")
+
+    @property
+    def width(self) -> Tensor:
+        """How far apart both are."""
+        return self.upper - self.lower
+
+    def __repr__(self) -> str:
+        assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
+        lowest, highest = float(self.lower.min()), float(self.upper.max())
+        return f"Interval([{lowest:.6g}, {highest:.6g}], shape {tuple(self.lower.shape)}{assumes})"
 
 
 def _validate_norms(result: Bound | Estimate) -> None:

@@ -1,0 +1,154 @@
+"""`curvcert.output_bounds`: proven lower and upper values of the outputs over a ball, a box, or their cut."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.bounds.types import Ball, Interval
+from curvcert.errors import InvalidInput
+from curvcert.memory import spare_elements
+from curvcert.network import Network
+from curvcert.network.evaluation import evaluate_with_error
+from curvcert.norms import validate_p
+from curvcert.operators import NormBounds
+from curvcert.propagation.linear_relaxation import Relaxed
+from curvcert.propagation.reach import NetworkFacts
+from curvcert.propagation.regions import AbstractRegion, region_of
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
+
+_CHUNK_ELEMENTS = 2**22
+"""Numbers that the rows of the samples in hand may take on their way to the input, on a processor."""
+
+Side = float | Tensor
+BoxSides = tuple[Side, Side]
+
+
+@torch.no_grad()
+def output_bounds(
+    network: Network,
+    at: Tensor | None = None,
+    radius: float | Tensor | None = None,
+    p: float = 2,
+    box: BoxSides | None = None,
+    C: Tensor | None = None,
+    c: Tensor | None = None,
+) -> Interval:
+    """Bound every output, or every row of C f + c, over a ball about x, over a box, or over their cut: provably.
+
+    By linear relaxation of every layer over the range that it can reach (`propagation.linear_relaxation`), rounding
+    included.  The bounds are about the network in real arithmetic, and about a module that departs from it where
+    torch's own activation does.
+
+    Args:
+        network: from `curvcert.trace` or `curvcert.load_onnx`; kinks are welcome.
+        at: the centres of the balls, with the batch dimension.
+        radius: of the balls, one number or one per sample.
+        p: their norm, 1 <= p <= inf.
+        box: (lo, hi), each a number or a tensor of an input's or of the batch's shape.  It must contain `at`; without
+            `at`, a box for each sample of a batch, or one.
+        C: rows of functionals, (rows, outputs), or (batch, rows, outputs) for rows of each sample's own.
+        c: what is added, (rows,).
+
+    Returns:
+        Lower and upper values of shape (batch, outputs), or (batch, rows).
+
+    >>> from torch import nn
+    >>> from curvcert.network import trace
+    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
+    >>> _ = model[0].weight.data.fill_(2.0)
+    >>> output_bounds(trace(model, torch.zeros(1, 1)), box=(torch.tensor([-1.0]), torch.tensor([1.0])))
+    Interval([0, 2], shape (1, 1))
+    """
+    x, region = _question(network, at, radius, p, box)
+    rows, offset = _functionals(network, C, c, len(x))
+    facts = NetworkFacts(network, region.p, NormBounds())
+    last = len(network.nodes) - 1
+    lower, upper = [], []
+    for part in _parts(facts, rows, x):
+        evaluation = evaluate_with_error(network, x[part], facts.norms)
+        functionals = rows if len(rows) == 1 else rows[part]
+        shaped = functionals.reshape(*functionals.shape[:2], *network.out_shape)
+        change = Relaxed(facts, evaluation, region.part(part)).change(last, shaped)
+        value, error = evaluation.output.value.flatten(1), evaluation.output.error.flatten(1)
+        low, high = _functional_values(functionals, offset, value, error)
+        lower.append(next_down(low - change.fall))
+        upper.append(next_up(high + change.rise))
+    return Interval(torch.cat(lower), torch.cat(upper), network.assumes)
+
+
+def _question(
+    network: Network, at: Tensor | None, radius: float | Tensor | None, p: float, box: BoxSides | None
+) -> tuple[Tensor, AbstractRegion]:
+    """Return the centres and the region about them."""
+    if at is None and radius is not None:
+        raise InvalidInput("A radius needs its centre: pass at=x as well.")
+    if radius is None and box is None:
+        raise InvalidInput("output_bounds needs a region: pass at=x and radius=r, or box=(lo, hi), or all of them.")
+    if at is not None:
+        problem = make_problem(network, p, None, at, radius, None, None)
+        x = problem.anchor
+        r = problem.scope.r if isinstance(problem.scope, Ball) else None
+        return x, region_of(x, problem.p, r, None if box is None else _sides(network, box, x))
+    make_problem(network, p, None, None, None, None, None)
+    assert box is not None
+    lower, upper = _sides(network, box, None)
+    return _middle(lower, upper), region_of(_middle(lower, upper), validate_p(p), None, (lower, upper))
+
+
+def _middle(lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(lower + (upper - lower) / 2, lower), upper)
+
+
+def _sides(network: Network, box: BoxSides, x: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sides of a box in float64, of a batch's shape."""
+    if not (isinstance(box, tuple | list) and len(box) == 2):
+        raise InvalidInput(f"box is (lowest, highest), two numbers or tensors, got {box!r}.")
+    shape = network.in_shape
+    sides = [torch.as_tensor(side, dtype=torch.float64, device=network.device).detach() for side in box]
+    batch = max([1 if x is None else len(x), *(len(side) for side in sides if side.dim() == 1 + len(shape))])
+    try:
+        lower, upper = (side.expand(batch, *shape) for side in sides)
+    except RuntimeError:
+        got = " and ".join(str(tuple(side.shape)) for side in sides)
+        raise InvalidInput(
+            f"The sides of a box are numbers, or tensors of the shape {shape} of an input or of the batch ({batch}), "
+            f"got {got}."
+        ) from None
+    if not bool((lower.isfinite() & upper.isfinite() & (lower <= upper)).all()):
+        raise InvalidInput("A box has finite sides, the lower one nowhere above the upper one.")
+    return lower, upper
+
+
+def _functionals(network: Network, C: Tensor | None, c: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:
+    """Return C as (1 or batch, rows, outputs), and c."""
+    n = network.outputs
+    eye = torch.eye(n, dtype=torch.float64, device=network.device)
+    rows = eye if C is None else torch.as_tensor(C).detach().to(eye)
+    rows = rows[None] if rows.dim() == 2 else rows
+    if rows.dim() != 3 or rows.shape[2] != n or len(rows) not in (1, batch) or not bool(rows.isfinite().all()):
+        raise InvalidInput(
+            f"C is finite, of shape (rows, {n}) or ({batch}, rows, {n}), got {tuple(torch.as_tensor(C).shape)}."
+        )
+    offset = torch.zeros(rows.shape[1]).to(eye) if c is None else torch.as_tensor(c).detach().to(eye)
+    if offset.shape != rows.shape[1:2] or not bool(offset.isfinite().all()):
+        raise InvalidInput(f"c is finite, one number per row of C ({rows.shape[1]}), got shape {tuple(offset.shape)}.")
+    return rows, offset
+
+
+def _parts(facts: NetworkFacts, rows: Tensor, x: Tensor) -> Iterator[Tensor]:
+    """Yield numbers of samples, as many at a time as the memory holds."""
+    numbers = rows.shape[1] * facts.numbers_behind(len(facts.network.nodes) - 1)
+    size = max(1, spare_elements(x.device, _CHUNK_ELEMENTS) // numbers)
+    yield from torch.arange(len(x), device=x.device).split(size)
+
+
+def _functional_values(rows: Tensor, offset: Tensor, value: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Enclose C f(x) + c, (batch, rows) each, given f(x) with its error."""
+    at = (rows @ value[:, :, None]).squeeze(2) + offset
+    size = (rows.abs() @ value.abs()[:, :, None]).squeeze(2) + offset.abs()
+    off = (rows.abs() @ error[:, :, None]).squeeze(2)
+    n = value.shape[1]
+    slack = inflate(off + gamma(n + 2) * size, gamma(n + 8)) + 2 * UNIT_ROUNDOFF * at.abs()
+    return next_down(at - slack), next_up(at + slack)
