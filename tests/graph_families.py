@@ -9,6 +9,7 @@ from torch import Tensor
 from curvcert.activations import RELU, SILU, SIN, TANH, Activation
 from curvcert.network import Network
 from curvcert.network.builder import Value, start
+from curvcert.network.builder import concat as join
 from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.network.rewriting.fusion import fused
 from curvcert.operators import Dense
@@ -38,16 +39,8 @@ class Draw:
 
 
 def concat(values: Sequence[Value]) -> Value:
-    """Return vectors joined into one: a sum of embeddings."""
-    sizes = [value.shape[0] for value in values]
-    parts = [
-        value.linear(Segment(sum(sizes), sum(sizes[:k]), (size,)).T)
-        for k, (value, size) in enumerate(zip(values, sizes, strict=True))
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.plus(part, "concat")
-    return total
+    """Return vectors joined into one."""
+    return join(values, 0, "concat")
 
 
 def finished(value: Value) -> Network:

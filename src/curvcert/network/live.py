@@ -5,11 +5,12 @@ from torch import Tensor, fx, nn
 
 from curvcert.errors import UnsupportedModule
 from curvcert.network.builder import start
+from curvcert.network.building import built
 from curvcert.network.lowering import is_known
 from curvcert.network.network import Network
 from curvcert.network.nodes import AffineNode
 from curvcert.network.recording import record
-from curvcert.network.tracing import chain_network, lowered
+from curvcert.network.tracing import lowered
 from curvcert.network.verification import require_recordable
 from curvcert.operators.base import weights
 
@@ -61,4 +62,4 @@ class LiveNetwork:
             return self._fixed
         like = next((t for t in self._model.parameters() if t.dtype.is_floating_point), torch.empty(0))
         x = start(self._shape, like.device, like.dtype, live=True)
-        return chain_network(lowered(self._model, x, self._graph), source_dtype=like.dtype)
+        return built(lowered(self._model, x, self._graph), source_dtype=like.dtype)

@@ -138,11 +138,15 @@ class Network:
         return self.values(x)[-1]
 
     def in_source_dtype(self, x: Tensor) -> Tensor:
-        """Return the outputs as computed in the arithmetic of the dtype of the module that the network came from.
+        """Return the outputs as computed in the arithmetic of the dtype of the module that the network came from."""
+        return self.in_dtype(x, self.source_dtype)
 
-        On a GPU that is float32 as IEEE has it, not TF32, to which torch by default rounds the factors of convolutions.
+    def in_dtype(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the outputs as computed in the arithmetic of a dtype.
+
+        On a GPU float32 is as IEEE has it, not TF32, to which torch by default rounds the factors of convolutions.
         """
-        inputs = self.require_batch(x).to(self.source_dtype)
+        inputs = self.require_batch(x).to(dtype)
         with _ieee_products():
             return _Values().sweep(self.nodes, inputs)[-1]
 

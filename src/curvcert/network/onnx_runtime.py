@@ -34,7 +34,7 @@ def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
         )
     eps = torch.finfo(graph.dtype).eps
     peak = torch.stack([_peak(value) for value in values]).amax(0)
-    noise = _peak(_in_float32(network, x) - got) * (eps / torch.finfo(torch.float32).eps)
+    noise = _peak(network.in_dtype(x, torch.float32).to(torch.float64) - got) * (eps / torch.finfo(torch.float32).eps)
     # Beyond the range of the file's type nothing can be compared.
     within = (peak < torch.finfo(graph.dtype).max / 2**6) & torch.isfinite(noise)
     excess = _peak(expected - got) - _SLACK * (noise + eps * peak)
@@ -76,13 +76,6 @@ def _session(runtime: Any, serialised: bytes) -> Any:
     options.log_severity_level = 4
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return runtime.InferenceSession(serialised, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-
-
-def _in_float32(network: Network, x: Tensor) -> Tensor:
-    y = x.to(torch.float32)
-    for block in network.blocks:
-        y = block.evaluate(y)
-    return y.to(torch.float64)
 
 
 def _peak(x: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from curvcert.errors import UnsupportedBlock, UnsupportedModule
+from curvcert.errors import UnsupportedModule
 from curvcert.network.builder import Value, start
+from curvcert.network.building import built
 from curvcert.network.functions import lower_call
 from curvcert.network.lowering import is_known, lower_exactly
 from curvcert.network.network import Network
@@ -21,7 +22,6 @@ from curvcert.network.recording import (
     record,
     require_own_memory,
 )
-from curvcert.network.rewriting.fusion import fused
 from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
 
 
@@ -53,7 +53,7 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
         require_traceable(model, example_input)
         twin = float64_copy(model)
         output = lowered(twin, start(tuple(example_input.shape[1:]), example_input.device))
-        network = chain_network(output, source_dtype=_dtype_of(model))
+        network = built(output, source_dtype=_dtype_of(model))
         require_equal_forward(twin, network, example_input)
     return network
 
@@ -62,16 +62,6 @@ def _dtype_of(model: nn.Module) -> torch.dtype:
     """Return the dtype of the module's weights; float64 if it has none."""
     found = (tensor.dtype for tensor in model.parameters() if tensor.dtype.is_floating_point)
     return next(found, torch.float64)
-
-
-def chain_network(output: Value, source_dtype: torch.dtype) -> Network:
-    """Return the network with this output, or raise where it is no composition of blocks: bounds know no others yet."""
-    network = Network(fused(output.builder.nodes, output.number), source_dtype)
-    try:
-        _ = network.chain
-    except UnsupportedBlock as error:
-        raise UnsupportedModule(str(error)) from error
-    return network
 
 
 def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:

@@ -214,7 +214,7 @@ def _sum_of_branches(left: _Branch | None, right: _Branch | None, name: str) -> 
         return left or right
     if left.hidden is not right.hidden:
         raise UnsupportedModule(
-            f"{name}: a sum of two branches with an activation each is not supported. "
+            f"{name}: a sum or concatenation of two branches with an activation each is not supported. "
             "Concatenate their weights into one branch."
         )
     return _Branch(left.G + right.G, left.hidden)
