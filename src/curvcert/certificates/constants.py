@@ -12,7 +12,8 @@ from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.lipschitz.portfolio import lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
-from curvcert.network import Affine, Block, Network
+from curvcert.network import Network
+from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
 from curvcert.rounding import gamma, inflate
 
 
@@ -67,19 +68,20 @@ def pair_deviations(pairs: Problem) -> Tensor:
     """
     network = pairs.network
     total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
-    deviations = [block.activation.deviation if isinstance(block, Block) else 0.0 for block in network.blocks]
-    if not any(deviations):
+    nodes = [node for node in network.nodes if isinstance(node, ElementwiseNode | MaxPoolNode)]
+    if not any(isinstance(node, ElementwiseNode) and node.activation.deviation for node in nodes):
         return total
-    if not all(isinstance(block, Block | Affine) for block in network.blocks):
+    if any(isinstance(node, MaxPoolNode) for node in nodes):
         raise UnsupportedModule(
             "A Softplus with torch's threshold beside max-pooling is not covered. Use curvcert.nn.CentredSoftplus, "
             "which has no threshold, or average pooling."
         )
     sizes = gradient_sizes(replace(pairs, p=2.0, q=2.0), pairs.norms)
-    for block, size, deviation in zip(network.blocks, sizes, deviations, strict=True):
-        if isinstance(block, Block) and size is not None:
-            total = total + size * math.sqrt(block.W.out_size) * deviation
-    return inflate(total, gamma(8 * len(deviations) + 8))
+    for hidden, size in sizes.items():
+        node = network.nodes[hidden]
+        assert isinstance(node, ElementwiseNode)
+        total = total + size * math.sqrt(math.prod(node.shape)) * node.activation.deviation
+    return inflate(total, gamma(8 * len(sizes) + 8))
 
 
 def _pairs(network: Network) -> int:

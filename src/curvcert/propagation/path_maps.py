@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from curvcert.activations import Activation
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, NonlinearNode
 from curvcert.operators import AbstractLinearMap, Composition, Identity, Scaled, Sum, Transposed
 from curvcert.operators.circuit import Circuit, Step
@@ -39,9 +40,9 @@ def middle_slope(node: NonlinearNode) -> float:
     return (alpha + beta) / 2
 
 
-def rest_slope(node: ElementwiseNode) -> float:
+def rest_slope(activation: Activation) -> float:
     r"""Return rho, a Lipschitz constant of :math:`\psi`, rounded up so that it covers both ends of the slopes."""
-    alpha, beta = node.activation.slope
+    alpha, beta = activation.slope
     mu = (alpha + beta) / 2
     return math.nextafter(max(beta - mu, mu - alpha), math.inf)
 

@@ -1,6 +1,7 @@
 """The teeth: with c or any one norm 5% too small, the search finds a violation where the bound is tight."""
 
 import math
+from dataclasses import dataclass
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from curvcert import curvature
 from curvcert.activations import TANH, Activation
 from curvcert.bounds.curvature import Compositional
+from curvcert.bounds.lipschitz.growth import Growth
 from curvcert.network import Block, Network
 from curvcert.operators import Dense, Identity, NormBounds, Zero
 from tests.bounds.cases import one_dimensional
@@ -100,6 +102,19 @@ def test_a_norm_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, name
     assert found > bound * (1 + ROUNDING)
 
 
+@dataclass(frozen=True)
+class TooSmall:
+    """Constants of values, 5% too small."""
+
+    honest: Growth
+
+    def of(self, value: int) -> torch.Tensor:
+        return FACTOR * self.honest.of(value)
+
+    def before(self, number: int) -> torch.Tensor:
+        return FACTOR * self.honest.before(number)
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, INF])
 def test_a_prefix_constant_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, p) -> None:
     network = steep()
@@ -108,9 +123,9 @@ def test_a_prefix_constant_that_is_too_small_is_found(monkeypatch: pytest.Monkey
     assert found <= float(curvature(network, p))
     for method in ("compositional", "unrolled"):
         module = import_module(f"curvcert.bounds.curvature.{method}")
-        honest = module.liplt_prefixes
+        honest = module.growth
         with monkeypatch.context() as patch:
-            patch.setattr(module, "liplt_prefixes", lambda *a, honest=honest: [FACTOR * L for L in honest(*a)])
+            patch.setattr(module, "growth", lambda *a, honest=honest: TooSmall(honest(*a)))
             assert found > float(curvature(network, p, method=method)) * (1 + ROUNDING), method
 
 

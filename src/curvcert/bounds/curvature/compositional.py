@@ -3,8 +3,9 @@ r"""The paper's recursion: curvature of a composition from that of its blocks.
 .. math:: K_{k+1} = \omega_k L_k^2 + L_{h_k} K_k, \qquad K_0 = 0,
 
 with :math:`\omega_k` the block's curvature, :math:`L_{h_k}` its Lipschitz constant and :math:`L_k` the prefix's, all
-p -> p, the last block in the norm that is asked for.  For a logit or a pair the read-out is folded into
-the last block, instead of a factor :math:`2^{1 - 1/p}` outside.
+p -> p, the last block in the norm that is asked for.  On a graph, of what a unit reads, stacked, both constants are at
+most the p-norms of those of the parts; and a sum of maps A_i has at most :math:`\sum_i \|A_i\| K_i`.  For a logit or a
+pair the read-out is folded into the last block, instead of a factor :math:`2^{1 - 1/p}` outside.
 
 Reference: Entesari et al. (ICML 2024), theorem `prop:recursiveJacobianLipschitz` and Algorithm 1.  Erratum:
 the paper has p*-operator norms where p-operator norms belong, which is unsound for p > 2.  Where every
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
 from curvcert.bounds.lipschitz.block_constants import block_product
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes, loop_transformed
+from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import composed, stacked_size
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap
@@ -30,13 +32,16 @@ from curvcert.rounding import gamma, inflate
 def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None = None) -> R:
     """Bound the curvature of a network, block by block; `block_bounds` names those to choose from."""
     problem.network.require_smooth()
-    prefixes = liplt_prefixes(problem, norms)
-    K = torch.zeros((), dtype=torch.float64, device=problem.network.device)
+    prefixes, units = growth(problem, norms), problem.network.units
+    found = {0: torch.zeros((), dtype=torch.float64, device=problem.network.device)}
     per_layer = []
-    last = len(problem.network.blocks) - 1
-    for k, (block, L) in enumerate(zip(problem.network.blocks, prefixes, strict=False)):
-        omega, name = last_or_inner_curvature(block, problem, norms, block_bounds, k == last)
-        K = inflate(omega * L * L + block_lipschitz(block, problem, norms, k == last) * K, gamma(8))
+    for unit in units:
+        block, last = unit.block, unit is units[-1]
+        L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
+        omega, name = last_or_inner_curvature(block, problem, norms, block_bounds, last)
+        before = [found[source] for source in unit.sources]
+        grown = composed(unit, before, block_lipschitz(block, problem, norms, last), problem, last, norms)
+        K = found[unit.output] = inflate(omega * L * L + grown, gamma(8))
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
     method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
     value = problem.shaped(K)

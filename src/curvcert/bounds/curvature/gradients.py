@@ -1,43 +1,52 @@
 r"""Bounds on back-propagated gradients that hold at every input: what the unrolled bound weighs layers with.
 
 For scalar outputs f, let :math:`u_k = \partial f / \partial a_k` be the gradient with respect to the k-th
-activations.  Two bounds are kept: in the dual norm, by LipLT on the tail,
+activations.  Two bounds are kept: in the dual norm, by LipLT's z-form carried back over the path maps P,
 
-.. math:: \gamma_k = \|v^T \hat H_K \cdots \hat H_{k+1} G_k\|_{p^*}
-          + \sum_{j > k} \rho_j \|W_j \hat H_{j-1} \cdots \hat H_{k+1} G_k\|_p \gamma_j,
+.. math:: \gamma_k = \|P_{fk}\|_{p^*} + \sum_{j > k} \rho_j \|P_{jk}\|_p \gamma_j,
 
-and neuron by neuron, by intervals through the transposed maps with slopes in :math:`[\alpha, \beta]`.
+and neuron by neuron, by intervals through the transposed maps with slopes in :math:`[\alpha, \beta]`
+(`propagation/gradient_intervals.py`).  On a chain :math:`P_{jk} = W_j \hat H_{j-1} \cdots \hat H_{k+1} G_k`.
 
 In networks with skips the constants :math:`L_j` of the blocks come in as well, the last in the final norm: contracting
-blocks have constants that no sum of norms can match.  They bound :math:`\gamma_k \le \|G_k\|_p L_{k+1} \cdots L_K` and,
-since the middle slope is a slope like any other, :math:`\|W_j \hat H_{j-1} \cdots \hat H_{k+1} G_k\|_p \le
-\|W_j\|_p L_{j-1} \cdots L_{k+1} \|G_k\|_p`, which stands for the norm of a chain too large to bound as one map.
+blocks have constants that no sum of norms can match.  What reads a value sends back at most its constant times what
+arrives behind it, and all that is sent adds up: on a chain :math:`\gamma_k \le \|G_k\|_p L_{k+1} \cdots L_K`.  And
+since the middle slope is a slope like any other, :math:`\|P_{jk}\|_p` is at most the sum over paths of products of
+constants, which stands for the norm of a map that is too large to be bounded as one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import block_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
-from curvcert.bounds.lipschitz.liplt import loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.network import AbstractBlock, Affine, Block
-from curvcert.operators import AbstractLinearMap, Composition
-from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
+from curvcert.network.rewriting.units import Unit
+from curvcert.operators import AbstractLinearMap, Composition, Identity
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
+from curvcert.propagation.path_maps import PathMaps, rest_slope
 from curvcert.rounding import gamma, inflate
 
 _CHAIN_ELEMENTS = 2**23
-"""Basis vectors of a chain's smaller end, in numbers at its widest, up to which it is bounded as one map."""
+"""Basis vectors of a map's smaller end, in numbers at its widest, up to which it is bounded as one map."""
+
+Constant = Callable[[AbstractBlock, Problem, AbstractNorms[R], bool], Tensor]
+"""A rule for the Lipschitz constant of a block; the last argument tells whether it is the last."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientBound:
-    """Bounds on the gradient with respect to one block's activations: its dual norm, and each |entry|.
+    """Bounds on the gradient with respect to one unit's activations: its dual norm, and each |entry|.
 
-    `behind` bounds the dual norm of the gradient with respect to the block's output; None where no skip follows.
+    `behind` bounds the dual norm of the gradient with respect to the output of a residual block that is not the last.
     """
 
     size: Tensor
@@ -45,136 +54,168 @@ class GradientBound:
     behind: Tensor | None = None
 
 
-def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> list[GradientBound | None]:
-    """Return, for every block, bounds on the gradient of each scalar output; None for an affine block."""
-    return _entries(problem, gradient_sizes(problem, norms), _tail_constants(problem, norms), norms)
+def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Tensor]:
+    """Return the dual-norm bounds gamma_k, (outputs,), by the number of each activation."""
+    return _GradientSizes(problem, norms, block_product).activations
 
 
-def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> list[Tensor | None]:
-    """Return the dual-norm bounds gamma_k, shape (outputs,), for every block with an activation."""
-    blocks = [_affine_or_block(block) for block in problem.network.blocks]
-    parts = [loop_transformed(block) for block in blocks]
-    constants = _constants(blocks, problem, norms)
-    sizes: list[Tensor | None] = [None] * len(blocks)
-    for k in range(len(blocks) - 1, -1, -1):
-        rest = parts[k].rest
-        if rest is None:
-            continue
-        # `passed` bounds the blocks between k and j, whatever their slopes; None without skips, where it gains nothing.
-        reach, passed = rest[1], None if constants is None else norms.norm(rest[1], problem.p, problem.p)
+def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> dict[int, GradientBound]:
+    """Return bounds on the gradient of each scalar output, by the number of each activation."""
+    sizes, network = _GradientSizes(problem, norms, block_lipschitz), problem.network
+    eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
+    eye = eye.reshape(network.outputs, *network.out_shape)
+    # The norm of column l of A bounds the l-th entry of A'w: |(A'w)_l| <= ||A_:l||_p ||w||_{p*}.
+    capped = {unit.z for unit in network.units}
+    domain = GradientIntervals(sizes.of_nodes(), capped, lambda A: norms.row_norms(A.T, problem.p))
+    intervals = domain.sweep(network.nodes, Interval(eye, eye))
+    return {
+        unit.hidden: GradientBound(sizes.activations[unit.hidden], intervals[unit.hidden].largest, sizes.behind(unit))
+        for unit in network.units
+        if unit.hidden is not None
+    }
+
+
+class _GradientSizes(Generic[R]):
+    """Bounds on the dual norms of the gradients of each scalar output, (outputs,), with respect to all values.
+
+    `activations` has them by the number of each activation.
+    """
+
+    def __init__(self, problem: Problem, norms: AbstractNorms[R], constant: Constant[R]) -> None:
+        self._problem, self._norms, self._constant = problem, norms, constant
+        self._units, self._paths = problem.network.units, PathMaps(problem.network.nodes)
+        self._end = self._units[-1].output
+        self._readers: dict[int, list[tuple[Unit, int]]] = {}
+        for unit in self._units:
+            for place, source in enumerate(unit.sources):
+                self._readers.setdefault(source, []).append((unit, place))
+        self._values: dict[int, Tensor] = {}
+        self._constants: dict[int, Tensor] = {}
+        self.activations: dict[int, Tensor] = {}
+        for k in range(len(self._units) - 1, -1, -1):
+            unit = self._units[k]
+            if not self._plain and unit.output != self._end:
+                self._of_value(unit.output)  # from the end on: deep networks then need no deep recursion
+            if isinstance(unit.block, Block) and unit.hidden is not None:
+                self.activations[unit.hidden] = self._of_activation(k, unit, unit.block, unit.hidden)
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether the network has no skips: the blocks' own constants then say nothing that norms do not."""
+        residual = any(isinstance(unit.block, Block) and unit.block.is_residual for unit in self._units)
+        return not residual and all(
+            len(unit.sources) == len(self._readers[unit.sources[0]]) == 1 for unit in self._units
+        )
+
+    def behind(self, unit: Unit) -> Tensor | None:
+        """Bound the gradient with respect to the output of a residual block that is not the last."""
+        residual = isinstance(unit.block, Block) and unit.block.is_residual
+        return self._of_value(unit.output) if residual and unit.output != self._end else None
+
+    def of_nodes(self) -> dict[int, Tensor]:
+        """Return what is known, by the numbers of nodes: activations, pre-activations, and beside skips the rest."""
+        ends = {0, *(unit.output for unit in self._units)}
+        found = {}
+        for unit in self._units:
+            if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None:
+                found[unit.hidden] = self.activations[unit.hidden]
+                if unit.z not in ends:
+                    found[unit.z] = _steepest(unit.block) * found[unit.hidden]
+        if not self._plain:
+            found |= {value: self._of_value(value) for value in ends - {0, self._end} if value not in found}
+        return found
+
+    def _of_activation(self, k: int, unit: Unit, block: Block, hidden: int) -> Tensor:
+        """Return gamma_k, given those of later units."""
+        if unit.output == self._end:
+            return inflate(self._problem.final_norm(block.G, self._norms), 0.0)
         candidates = []
-        total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-        for j in range(k + 1, len(blocks)):
-            later, size, block = parts[j].rest, sizes[j], blocks[j]
-            if later is not None and size is not None:
-                link = _link(later[2], reach, passed, problem, norms)
-                total = total + later[0] * link * size
-                if j == k + 1 and isinstance(block, Block) and not block.is_residual:
-                    candidates.append(max(map(abs, block.activation.slope)) * link * size)
-            reach = parts[j].linear @ reach
-            if constants is not None and passed is not None:
-                passed = passed * constants[j]
-        candidates.append(total + problem.final_norm(reach, norms))
-        if passed is not None and k < len(blocks) - 1:
-            candidates.append(passed)
-        # A path through the sum rounds three times a block; the final slack alone would not cover deep networks.
-        sizes[k] = inflate(torch.stack(candidates).amin(dim=0), gamma(4 * len(blocks) + 8))
-    return sizes
+        if not block.is_residual and not isinstance(block.G, Identity):
+            candidates.append(self._sent_back(unit.output, block.G))
+        if isinstance(block.G, Identity) or not self._plain:
+            candidates.append(self._norm(block.G) * self._of_value(unit.output))
+        passed = None if self._plain else self._passed(k, unit, block)
+        total = torch.zeros(self._problem.network.outputs, dtype=torch.float64, device=self._problem.network.device)
+        for later in self._units[k + 1 :]:
+            if isinstance(later.block, Block) and later.hidden is not None and later.z is not None:
+                reach = self._paths.to(later.z).get(hidden)
+                if reach is not None:
+                    link = self._link(reach, later, later.block, passed)
+                    total = total + rest_slope(later.block.activation) * link * self.activations[later.hidden]
+        reach = self._paths.to(self._end).get(hidden)
+        candidates.append(total if reach is None else total + self._problem.final_norm(reach, self._norms))
+        # A path through the sum rounds three times a unit; the final slack alone would not cover deep networks.
+        return inflate(torch.stack(candidates).amin(dim=0), gamma(4 * len(self._units) + 8))
 
+    def _of_value(self, value: int) -> Tensor:
+        """Bound the gradient with respect to a value that a unit ends in, given those of later activations."""
+        if value not in self._values:
+            self._values[value] = self._sent_back(value, None)
+        return self._values[value]
 
-def _constants(blocks: list[Block | Affine], problem: Problem, norms: AbstractNorms[R]) -> list[Tensor] | None:
-    """Return the blocks' Lipschitz constants, the last in the final norm; None for a network without skips."""
-    if not any(isinstance(block, Block) and block.is_residual for block in blocks):
-        return None
-    return [block_product(block, problem, norms, k == len(blocks) - 1) for k, block in enumerate(blocks)]
+    def _sent_back(self, value: int, G: AbstractLinearMap | None) -> Tensor:
+        """Bound what all readers of a value send back to it, or through G to what is in front of G."""
+        sent = [self._sent(unit, place, G) for unit, place in self._readers[value]]
+        return inflate(torch.stack(sent).sum(dim=0), gamma(2 * len(sent) + 8))
 
-
-def _link(
-    W: AbstractLinearMap, reach: AbstractLinearMap, passed: Tensor | None, problem: Problem, norms: AbstractNorms[R]
-) -> Tensor:
-    """Bound the norm of W reach: as one map, or by W's own where `passed` bounds the reach and the chain is large."""
-    chain = W @ reach
-    if passed is None:
-        return norms.norm(chain, problem.p, problem.p)
-    product = norms.norm(W, problem.p, problem.p) * passed
-    if min(chain.in_size, chain.out_size) * _widest(chain) > _CHAIN_ELEMENTS:
-        return product
-    return torch.minimum(norms.norm(chain, problem.p, problem.p), product)
-
-
-def _widest(chain: AbstractLinearMap) -> int:
-    factors = chain.factors if isinstance(chain, Composition) else (chain,)
-    return max(max(factor.in_size, factor.out_size) for factor in factors)
-
-
-def _affine_or_block(block: AbstractBlock) -> Block | Affine:
-    assert isinstance(block, Block | Affine)
-    return block
-
-
-def _tail_constants(problem: Problem, norms: AbstractNorms[R]) -> list[Tensor | None]:
-    """Return the products of the constants of all blocks behind each; None without skips, and behind the last."""
-    blocks = problem.network.blocks
-    found: list[Tensor | None] = [None] * len(blocks)
-    if any(isinstance(block, Block) and block.is_residual for block in blocks):
-        tail = torch.ones(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-        for k in range(len(blocks) - 1, 0, -1):
-            tail = inflate(tail * block_lipschitz(blocks[k], problem, norms, k == len(blocks) - 1), gamma(8))
-            found[k - 1] = tail
-    return found
-
-
-def _entries(
-    problem: Problem, sizes: list[Tensor | None], tails: list[Tensor | None], norms: AbstractNorms[R]
-) -> list[GradientBound | None]:
-    outputs, shape = problem.network.outputs, problem.network.out_shape
-    eye = torch.eye(outputs, dtype=torch.float64, device=problem.network.device).reshape(outputs, *shape)
-    lower, upper = eye, eye
-    found: list[GradientBound | None] = []
-    for block, size, tail in zip(*map(reversed, (problem.network.blocks, sizes, tails)), strict=True):
+    def _sent(self, unit: Unit, place: int, G: AbstractLinearMap | None) -> Tensor:
+        block, last = unit.block, unit.output == self._end
         if isinstance(block, Affine):
-            lower, upper = _pulled(block.H, lower, upper)
-            found.append(None)
-            continue
+            part = _through(unit.parts[place] if unit.parts else block.H, G)
+            if last:
+                return self._problem.final_norm(part, self._norms)
+            return self._norm(part) * self._of_value(unit.output)
         assert isinstance(block, Block)
-        assert size is not None
-        alpha, beta = block.activation.slope
-        u_lower, u_upper = _clipped(*_pulled(block.G, lower, upper), _per_output(size, block.G.in_shape))
-        found.append(GradientBound(size, torch.maximum(u_lower.abs(), u_upper.abs()), tail))
-        corners = torch.stack([alpha * u_lower, alpha * u_upper, beta * u_lower, beta * u_upper])
-        slack = 4 * torch.finfo(torch.float64).eps * corners.abs().amax(dim=0)
-        inner = _pulled(block.W, corners.amin(dim=0) - slack, corners.amax(dim=0) + slack)
-        # |(W' w)_j| <= ||W_:j||_p ||w||_{p*}
-        columns = norms.row_norms(block.W.T, problem.p)
-        cap = max(abs(alpha), abs(beta)) * _per_output(size, block.W.in_shape) * columns
-        inner = _clipped(*inner, inflate(cap, gamma(4)))
-        if block.is_residual:
-            skip = _pulled(block.H, lower, upper)
-            inner = (_down(inner[0] + skip[0]), _up(inner[1] + skip[1]))
-        lower, upper = inner
-    return list(reversed(found))
+        assert unit.hidden is not None
+        bent = _steepest(block) * self.activations[unit.hidden]
+        if not block.is_residual:
+            return self._norm(_through(unit.parts[place] if unit.parts else block.W, G)) * bent
+        whole = self._of_unit(unit) if last else self._of_unit(unit) * self._of_value(unit.output)
+        if G is not None:
+            return whole * self._norm(G)
+        skip = self._problem.final_norm(block.H, self._norms) if last else self._norm(block.H)
+        skip = skip if last else skip * self._of_value(unit.output)
+        return torch.minimum(whole, self._norm(block.W) * bent + skip)
+
+    def _passed(self, k: int, unit: Unit, block: Block) -> dict[int, Tensor]:
+        """Bound how far later values move for a unit of an activation, by the constants of the blocks between."""
+        found = {unit.output: self._norm(block.G)}
+        for later in self._units[k + 1 : -1]:
+            if any(source in found for source in later.sources):
+                moved = [found.get(source, torch.zeros_like(found[unit.output])) for source in later.sources]
+                constant = self._of_unit(later)
+                found[later.output] = composed(later, moved, constant, self._problem, False, self._norms)
+        return found
+
+    def _link(self, reach: AbstractLinearMap, unit: Unit, block: Block, passed: dict[int, Tensor] | None) -> Tensor:
+        """Bound the norm of a path map: as one map, or by `passed` where that is large, and W behind it."""
+        if passed is None:
+            return self._norm(reach)
+        parts = zip(unit.sources, unit.parts or (block.W,), strict=True)
+        products = [self._norm(W) * passed[source] for source, W in parts if source in passed]
+        product = torch.stack(products).sum(dim=0)
+        if min(reach.in_size, reach.out_size) * _widest(reach) > _CHAIN_ELEMENTS:
+            return product
+        return torch.minimum(self._norm(reach), product)
+
+    def _of_unit(self, unit: Unit) -> Tensor:
+        if unit.output not in self._constants:
+            last = unit.output == self._end
+            self._constants[unit.output] = self._constant(unit.block, self._problem, self._norms, last)
+        return self._constants[unit.output]
+
+    def _norm(self, op: AbstractLinearMap) -> Tensor:
+        return self._problem.inner_norm(op, self._norms)
 
 
-def _per_output(size: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return size.reshape(-1, *(1,) * len(shape))
+def _steepest(block: Block) -> float:
+    return max(map(abs, block.activation.slope))
 
 
-def _pulled(A: AbstractLinearMap, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Enclose A' g for every g between lower and upper, coordinate by coordinate."""
-    centre = (lower + upper) / 2
-    radius = inflate(torch.maximum(upper - centre, centre - lower), 0.0)
-    width = inflate(magnitude(A).adjoint(radius), gamma(rounding_length(A) + 2)) + image_error(A.T, centre)
-    middle = A.adjoint(centre)
-    return _down(middle - width), _up(middle + width)
+def _through(A: AbstractLinearMap, G: AbstractLinearMap | None) -> AbstractLinearMap:
+    return A if G is None else A @ G
 
 
-def _clipped(lower: Tensor, upper: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.maximum(lower, -cap), torch.minimum(upper, cap)
-
-
-def _up(x: Tensor) -> Tensor:
-    return x + 2 * torch.finfo(torch.float64).eps * x.abs()
-
-
-def _down(x: Tensor) -> Tensor:
-    return x - 2 * torch.finfo(torch.float64).eps * x.abs()
+def _widest(op: AbstractLinearMap) -> int:
+    factors = op.factors if isinstance(op, Composition) else (op,)
+    return max(max(factor.in_size, factor.out_size) for factor in factors)

@@ -45,12 +45,12 @@ def local_curvature_bound(problem: Problem) -> Bound:
     problem.network.require_smooth()
     if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
-    everywhere = [None if term is None else term.value for term in unrolled_terms(problem)]
+    everywhere = {hidden: term.value for hidden, term in unrolled_terms(problem).items()}
     gradients = gradient_bounds(problem, problem.norms)
     return in_pieces(lambda part: _bound(part, everywhere, gradients), problem)
 
 
-def _bound(problem: Problem, everywhere: list[Tensor | None], gradients: list[GradientBound | None]) -> Bound:
+def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int, GradientBound]) -> Bound:
     ball = problem.scope
     assert isinstance(ball, Ball)
     reached = carry_ball(problem, ball)
@@ -64,12 +64,12 @@ def _bound(problem: Problem, everywhere: list[Tensor | None], gradients: list[Gr
     total = torch.zeros_like(covectors[0].drift)
     per_layer = []
     for k, part in enumerate(reached):
-        gradient, known = gradients[k], everywhere[k]
-        if not isinstance(part.block, Block) or gradient is None or known is None:
+        hidden = part.unit.hidden
+        if not isinstance(part.block, Block) or hidden is None:
             continue
         L = stacked_size([constants[source] for source in part.unit.sources], problem.p)
-        term = _term(part, part.block, covectors[part.unit.output], L, jacobians[k], gradient, problem)
-        term = torch.minimum(term, known)
+        term = _term(part, part.block, covectors[part.unit.output], L, jacobians[k], gradients[hidden], problem)
+        term = torch.minimum(term, everywhere[hidden])
         total = total + term
         per_layer.append(LayerTerm(part.block.name, "term", term, "local"))
     value = problem.shaped(inflate(total, gamma(8 * len(reached))))

@@ -14,7 +14,8 @@ from curvcert.bounds.curvature.unrolled import unrolled_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.types import Anchor, Ball, Bound
-from curvcert.network import Block, Network
+from curvcert.network import Network
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
 
 
@@ -153,7 +154,7 @@ def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto
     """Answer a question that was made before: norms that it knows from others are not computed again."""
     problem.network.require_smooth()
     # An affine map's curvature is 0 exactly; any other 0 would be an underflow.
-    floor = TINY if any(isinstance(block, Block) for block in problem.network.blocks) else 0.0
+    floor = TINY if any(isinstance(node, ElementwiseNode) for node in problem.network.nodes) else 0.0
     one = chosen(method, CURVATURE_METHODS, AbstractCurvatureMethod)
     if one is not None:
         return run(one, problem, floor)

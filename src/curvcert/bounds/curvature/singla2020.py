@@ -42,6 +42,8 @@ def reason_to_skip_crc(problem: Problem) -> str | None:
         return "crc: needs a scalar output, a pair or a logit"
     if problem.p != 2:
         return "crc: needs p = 2"
+    if not problem.network.is_chain:
+        return "crc: needs a chain of blocks"
     for block in problem.network.blocks:
         if not isinstance(block, Block) or block.is_residual:
             return "crc: needs a feed-forward network"

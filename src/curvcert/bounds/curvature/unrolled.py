@@ -1,15 +1,16 @@
-r"""The unrolled bound: one term a layer, each weighed by the gradient that reaches it.
+r"""The unrolled bound: one term for each activation, weighed by the gradient that reaches it.
 
 For a scalar f, :math:`\nabla^2 f = \sum_k J_k^T \mathrm{diag}(u_k \circ \phi''(z_k)) J_k` with
-:math:`J_k = W_k Dx_k` and
-:math:`u_k = \partial f/\partial a_k`.  With :math:`|u_k| \le \bar u_k`, :math:`\|u_k\|_{p^*} \le \gamma_k` and
-a prefix constant
-:math:`L_k`, a term is at most the least of
+:math:`J_k = \partial z_k/\partial x = W_k Dx_k`, :math:`x_k` the values that the layer reads, and
+:math:`u_k = \partial f/\partial a_k`: on every graph.  With :math:`|u_k| \le \bar u_k`,
+:math:`\|u_k\|_{p^*} \le \gamma_k`, constants :math:`L_k` of :math:`x_k` and :math:`Z_k` of :math:`z_k`, a term is at
+most the least of
 
 .. math::
     c\, \gamma_k L_k^2 \sup_{a, b} \|Wa \circ Wb\|_p, \qquad c L_k^2 \sup_{a, b} \sum_l \bar u_{kl} |W_l a| |W_l b|,
+    \qquad c\, \|\bar u_k\|_r Z_k^2,
 
-and at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
+1/r = (1 - 2/p)+, and on chains at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
 :math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  A block A (x - W' D phi(Wx + b)) of a network with skips has
 its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  For feed-forward
@@ -17,13 +18,16 @@ networks with G = I inside, never above the compositional bound with the read-ou
 not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.block_contraction import contraction_form
 from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.lipsdp_recursion import (
     Metric,
     congruence,
@@ -32,16 +36,18 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
     reason_to_skip_lipsdp,
 )
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import stacked_size
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 CANDIDATES = (
     "gradient norm",
     "gradient entries",
+    "gradient, pre-activations",
     "gradient norm, lipsdp",
     "gradient entries, lipsdp",
     "gradient behind the block",
@@ -52,50 +58,71 @@ CANDIDATES = (
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs by a sum over layers."""
     problem.network.require_smooth()
-    per_layer = tuple(term for term in unrolled_terms(problem) if term is not None)
+    per_layer = tuple(unrolled_terms(problem).values())
     total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
     for term in per_layer:
         total = total + term.value
-    total = inflate(total, gamma(2 * len(problem.network.blocks) + 8))
+    total = inflate(total, gamma(2 * len(per_layer) + 8))
     return problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
 
 
-def unrolled_terms(problem: Problem) -> list[LayerTerm | None]:
-    """Return every block's term, one value an output, and the bound that won most; None for an affine block.
+def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
+    """Return the term of every activation by its number, one value an output, and the bound that won most.
 
     Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
     """
-    found = iter(problem.once("unrolled", lambda: _terms(problem)))
-    return [
-        LayerTerm(block.name, "term", next(found), CANDIDATES[int(next(found))]) if isinstance(block, Block) else None
-        for block in problem.network.blocks
-    ]
+    return problem.once("unrolled", lambda: _terms(problem))
 
 
-def _terms(problem: Problem) -> list[Tensor]:
-    """Return, for every block with an activation, its term and the number of the candidate that won."""
-    norms, prefixes = problem.norms, liplt_prefixes(problem, problem.norms)
-    metrics = lipsdp_metrics(problem) if reason_to_skip_lipsdp(problem) is None else None
-    found: list[Tensor] = []
-    before = None
-    for k, (block, gradient) in enumerate(zip(problem.network.blocks, gradient_bounds(problem, norms), strict=True)):
-        if not isinstance(block, Block) or gradient is None:
+def _terms(problem: Problem) -> dict[int, LayerTerm]:
+    norms, units = problem.norms, problem.network.units
+    prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
+    found = {}
+    for unit in units:
+        block = unit.block
+        if not isinstance(block, Block) or unit.hidden is None:
             continue
-        L = prefixes[k]
-        if metrics is not None and isinstance(before, Identity | None):
-            L = torch.minimum(L, inflate(metrics[k].norm.sqrt(), 0.0))
-        candidates = _plain_terms(block, gradient, L, problem, k == len(problem.network.blocks) - 1)
-        if metrics is not None:
-            W = block.W if before is None else block.W @ before
-            candidates |= _metric_terms(W, gradient, metrics[k], problem)
+        gradient, metric = gradients[unit.hidden], metrics.get(unit.hidden)
+        L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
+        if metric is not None and metric.of_activations:
+            L = torch.minimum(L, inflate(metric.metric.norm.sqrt(), 0.0))
+        candidates = _plain_terms(block, gradient, L, problem, unit is units[-1])
+        candidates |= _terms_of_pre_activations(gradient, prefixes.before(unit.hidden), problem)
+        if metric is not None:
+            candidates |= _metric_terms(metric.W, gradient, metric.metric, problem)
         candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
-        names = [k for k, name in enumerate(CANDIDATES) if name in candidates]
-        found.append(inflate(block.activation.curvature_c * values.amin(dim=0), 0.0))
-        found.append(torch.tensor(names[int(values.detach().mean(dim=1).argmin())]))
-        before = block.G
+        names = [name for name in CANDIDATES if name in candidates]
+        winner = names[int(values.detach().mean(dim=1).argmin())]
+        term = inflate(block.activation.curvature_c * values.amin(dim=0), 0.0)
+        found[unit.hidden] = LayerTerm(block.name, "term", term, winner)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Prefix:
+    """What the LipSDP recursion says of what a layer reads, and the map W from there to its pre-activation.
+
+    `of_activations` tells whether the metric is of the values that the layer's block reads, with no map between.
+    """
+
+    W: AbstractLinearMap
+    metric: Metric
+    of_activations: bool
+
+
+def _metrics(problem: Problem) -> dict[int, _Prefix]:
+    """Return the LipSDP recursion's prefixes by the number of each activation; none where it does not apply."""
+    if reason_to_skip_lipsdp(problem) is not None:
+        return {}
+    found, before = {}, None
+    for unit, metric in zip(problem.network.units, lipsdp_metrics(problem), strict=False):
+        if isinstance(block := unit.block, Block) and unit.hidden is not None:
+            W = block.W if before is None else block.W @ before
+            found[unit.hidden] = _Prefix(W, metric, isinstance(before, Identity | None))
+            before = block.G
     return found
 
 
@@ -110,6 +137,20 @@ def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Prob
         "gradient norm": inflate(gradient.size * omega * L * L, gamma(8)),
         "gradient entries": inflate(form * L * L, gamma(8)),
     }
+
+
+def _terms_of_pre_activations(gradient: GradientBound, Z: Tensor, problem: Problem) -> dict[str, Tensor]:
+    r"""Return the terms by the constant of the pre-activations themselves, :math:`\|J_k\| \le Z_k`.
+
+    .. math::
+        \sum_l \bar u_l |J_l a| |J_l b| \le \|\bar u\|_r \|Ja\|_p \|Jb\|_p, \qquad 1/r = (1 - 2/p)_+,
+
+    by Hoelder, and :math:`\|\bar u\|_r \le \|\bar u\|_{p^*}` since :math:`r \ge p^*`.
+    """
+    r = math.inf if problem.p <= 2 else 1 / (1 - 2 / problem.p)
+    entries = norm_upper_bound_of_vectors(gradient.entries.flatten(1), r, 1)
+    size = torch.minimum(entries, gradient.size)
+    return {"gradient, pre-activations": inflate(size * Z * Z, gamma(8))}
 
 
 def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:

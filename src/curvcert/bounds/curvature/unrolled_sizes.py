@@ -15,8 +15,9 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_curvatures
 from curvcert.bounds.curvature.gradients import gradient_sizes
-from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import stacked_size
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import Block
 from curvcert.operators import Identity, Zero
@@ -30,21 +31,22 @@ def unrolled_sizes_bound(problem: Problem, norms: AbstractNorms[R], block_bounds
     `block_bounds` names the bounds on a layer's own curvature to choose from.
     """
     problem.network.require_smooth()
-    prefixes, sizes = liplt_prefixes(problem, norms), gradient_sizes(problem, norms)
-    last = max(k for k, size in enumerate(sizes) if size is not None)
+    prefixes, sizes, units = growth(problem, norms), gradient_sizes(problem, norms), problem.network.units
     total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
     per_layer = []
-    for k, (block, size) in enumerate(zip(problem.network.blocks, sizes, strict=True)):
-        if not isinstance(block, Block) or size is None:
+    for unit in units:
+        block = unit.block
+        if not isinstance(block, Block) or unit.hidden is None:
             continue
-        if k == last == len(sizes) - 1:
-            term = scalar_block_curvatures(block, problem.p, norms) * prefixes[k] ** 2
+        L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
+        if unit is units[-1]:
+            term = scalar_block_curvatures(block, problem.p, norms) * L**2
         else:
             omega, _ = block_curvature(_inner(block), problem.p, problem.p, norms, block_bounds)
-            term = size * omega * prefixes[k] ** 2
+            term = sizes[unit.hidden] * omega * L**2
         per_layer.append(LayerTerm(block.name, "term", term, "gradient norm"))
         total = total + term
-    total = inflate(total, gamma(2 * len(sizes) + 8))
+    total = inflate(total, gamma(2 * len(units) + 8))
     value: Tensor = problem.shaped(total)
     return norms.result(value, problem.p, problem.q, Global(), "unrolled by sizes", tuple(per_layer))
 

@@ -227,7 +227,7 @@ class Growth:
         if isinstance(node, MaxPoolNode):
             return math.nextafter(float(max_pool_constant(node.pool, self._problem, False)), math.inf)
         assert isinstance(node, ElementwiseNode)
-        return rest_slope(node)
+        return rest_slope(node.activation)
 
 
 def _glimpsed(op: AbstractLinearMap) -> Tensor:

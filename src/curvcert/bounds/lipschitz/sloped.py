@@ -16,6 +16,7 @@ from curvcert.network.rewriting.units import Unit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.magnitudes import image_error
+from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.weighted import weighted_norm_upper_bound
 from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
@@ -47,17 +48,25 @@ def stacked_size(sizes: Sequence[Tensor], p: float) -> Tensor:
     return sizes[0] if len(sizes) == 1 else norm_upper_bound_of_vectors(torch.stack([*sizes]), p, 0)
 
 
-def composed(unit: Unit, sizes: Sequence[Tensor], constant: Tensor, problem: Problem, last: bool) -> Tensor:
+def composed(
+    unit: Unit,
+    sizes: Sequence[Tensor],
+    constant: Tensor,
+    problem: Problem,
+    last: bool,
+    norms: AbstractNorms[R] | None = None,
+) -> Tensor:
     """Return how far what a unit gives moves, one per sample, given how far what it reads does.
 
-    `constant` is that of its block on what it reads, stacked; a sum of values also moves no further than its terms.
+    `constant` is that of its block on what it reads, stacked; a sum of values also moves no further than its terms,
+    by the problem's norms or others.
     """
     if last and problem.scalars:
-        sizes = [size[:, None] for size in sizes]
+        sizes = [size.unsqueeze(-1) for size in sizes]
     moved = stacked_size(sizes, problem.p) * constant
     if unit.parts and isinstance(unit.block, Affine):
         norm = problem.final_norm if last else problem.inner_norm
-        terms = [size * norm(A, problem.norms) for size, A in zip(sizes, unit.parts, strict=True)]
+        terms = [size * norm(A, norms or problem.norms) for size, A in zip(sizes, unit.parts, strict=True)]
         moved = torch.minimum(moved, torch.stack(terms).sum(dim=0))
     return inflate(moved, gamma(4 + 2 * len(sizes)))
 
