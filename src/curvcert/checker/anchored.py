@@ -16,17 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.chain import Piece, read_outs
 from curvcert.checker.curvature import EIGENVALUE_SIDE
 from curvcert.checker.evaluation import Backed, Passed, Vector
 from curvcert.checker.facts import Facts
-from curvcert.checker.lipschitz import Linear, functional_steps
+from curvcert.checker.growth import stacked_size
+from curvcert.checker.jacobians import Jacobian, jacobians_at, slopes_at
+from curvcert.checker.lipschitz import functional_steps
 from curvcert.checker.outward import (
     Array,
     Enclosed,
     U,
-    frobenius,
-    gamma,
     gram,
     lengths,
     product,
@@ -36,6 +35,7 @@ from curvcert.checker.outward import (
     up,
     weighted_eigenvalue,
 )
+from curvcert.checker.pieces import Piece, read_outs
 from curvcert.checker.quotients import curvature_quotients, steepest_quotients
 
 _JACOBIAN_SIDE = 256
@@ -60,44 +60,44 @@ def seen(piece: Piece, z: Vector) -> Seen:
     return Seen(slopes_at(piece, z), np.maximum(np.abs(low), np.abs(high)), low, high, c)
 
 
-def slopes_at(piece: Piece, z: Vector) -> tuple[Array, Array]:
-    """Enclose the slopes of a piece's neurons at one input."""
-    assert piece.act is not None
-    return piece.act.first.over(z.value - z.error * (1 + 4 * U), z.value + z.error * (1 + 4 * U))
-
-
 def views_of(facts: Facts, passed: Passed) -> list[Seen | None]:
     """Return every piece as seen from one input; None for an affine one."""
-    pairs = zip(facts.chain.pieces, facts.neurons(passed), strict=True)
+    pairs = zip(facts.blocks.pieces, facts.neurons(passed), strict=True)
     return [None if z is None else seen(piece, z) for piece, z in pairs]
 
 
 def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: list[Seen | None], label: int) -> Array:
     """Return curvature constants of f_i - f_label anchored at one input, for all i; 0 for the label."""
-    model = facts.chain
-    L = _anchored_prefixes(facts, views)
-    jacobians = _jacobian_norms(facts, passed, views)
-    K, total = 0.0, np.zeros(model.classes)
-    last = len(model.pieces) - 1
-    for k, (piece, view) in enumerate(zip(model.pieces, views, strict=True)):
+    blocks = facts.blocks
+    L, jacobians = _anchored_constants(facts, views), jacobians_at(facts, passed)
+    K, total = {0: 0.0}, np.zeros(blocks.classes)
+    for k, (piece, view) in enumerate(zip(blocks.pieces, views, strict=True)):
+        before = stacked_size([L[source] for source in piece.sources], 2)
         if view is not None and piece.W is not None:
             u = backed.gradients[piece.a]
             sizes = up(np.abs(u) + backed.drift[piece.a][:, None])
             weights = up(view.c * sizes)
-            total = total + _bilinear(facts, k, weights) * facts.prefixes[k] * L[k]
-        if k < last:
-            K = _step(facts, k, view, K, L[k], min(L[k], jacobians[k]))
-    found = _last_step(facts, views[last], K, L[last], min(L[last], jacobians[last]), label)
-    found = np.minimum(found, up(total, 8 * last + 16))
+            total = total + _bilinear(facts, k, weights) * facts.growth.before(k) * before
+        known = [K[source] for source in piece.sources]
+        there = min(before, _norm(jacobians.read[k]))
+        if piece is not blocks.last:
+            K[piece.output] = _step(facts, k, view, known, before, there)
+    found = _last_step(facts, views[-1], stacked_size(known, 2), before, there, label)
+    found = np.minimum(found, up(total, 8 * len(blocks.pieces) + 8))
     found[label] = 0.0
     return found
 
 
+def _norm(jacobian: Jacobian) -> float:
+    """Bound the norm of a Jacobian; infinite where that would take long."""
+    return jacobian.norm if min(jacobian.X.shape) <= _JACOBIAN_SIDE else float(np.inf)
+
+
 def weighted_norm(facts: Facts, k: int, weights: Array) -> float:
     """Bound ||diag(s) W|| of a piece."""
-    W = facts.chain.pieces[k].W
+    W = facts.blocks.pieces[k].W
     assert W is not None
-    coarse = raised(float(weights.max()) * facts.sizes[k].W)
+    coarse = raised(float(weights.max()) * facts.parts[k].W)
     size = up(weights[:, None] * W.size, 4)
     rows, columns = float(size.sum(axis=1).max()), float(size.sum(axis=0).max())
     coarse = min(coarse, raised(float(np.sqrt(rows * columns)), sum(size.shape)))
@@ -108,73 +108,49 @@ def weighted_norm(facts: Facts, k: int, weights: Array) -> float:
     return min(coarse, spectral_norm(Enclosed(value, up(error))))
 
 
-def growth(facts: Facts, k: int, low: Array, high: Array) -> float:
+def block_growth(facts: Facts, k: int, low: Array, high: Array) -> float:
     """Bound ||H + G D W|| for every diagonal D between low and high."""
-    piece, size, part = facts.chain.pieces[k], facts.sizes[k], facts.parts[k]
+    piece, size, part = facts.blocks.pieces[k], facts.parts[k], facts.parts[k]
     found = size.H + size.G * weighted_norm(facts, k, np.maximum(np.abs(low), np.abs(high)))
     if piece.H is not None and piece.act is not None:
         mu = 0.5 * sum(piece.act.slope)
         about = up(np.maximum(np.maximum(high - mu, mu - low), 0.0))
-        assert part.linear is not None
         found = min(found, spectral_norm(part.linear) + size.G * weighted_norm(facts, k, about))
     return raised(found, 8)
 
 
-def _anchored_prefixes(facts: Facts, views: list[Seen | None]) -> list[float]:
-    found = [1.0]
-    for k, view in enumerate(views[:-1]):
-        grown = facts.parts[k].product if view is None else growth(facts, k, view.low, view.high)
-        found.append(min(raised(found[-1] * grown), facts.prefixes[k + 1]))
+def _anchored_constants(facts: Facts, views: list[Seen | None]) -> dict[int, float]:
+    """Return Lipschitz constants of x -> v as seen from one input, for every value that a block reads."""
+    found = {0: 1.0}
+    for k, (piece, view) in enumerate(zip(facts.blocks.pieces[:-1], views, strict=False)):
+        part, read = facts.parts[k], [found[source] for source in piece.sources]
+        grown = part.product if view is None else block_growth(facts, k, view.low, view.high)
+        L = stacked_size(read, 2) * grown
+        if view is None:
+            L = min(L, sum(norm * one for norm, one in zip(part.H_parts, read, strict=True)))
+        found[piece.output] = min(raised(L, 8 + 2 * len(read)), facts.growth.values[piece.output])
     return found
 
 
-def _jacobian_norms(facts: Facts, passed: Passed, views: list[Seen | None]) -> list[float]:
-    """Bound the norms of the Jacobians of x -> x_k at x, for the input of every piece; inf where they are wide."""
-    pieces = facts.chain.pieces
-    found, X, off = [1.0], np.eye(pieces[0].inputs), 0.0
-    for k, (piece, view, z) in enumerate(zip(pieces[:-1], views, facts.neurons(passed), strict=False)):
-        result, lost = np.zeros((piece.outputs, X.shape[1])), 0.0
-        constant = facts.parts[k].product
-        width = frobenius(X)
-        if view is not None and piece.W is not None and piece.act is not None and z is not None:
-            slopes = piece.act.first.function(z.value)
-            gap = up(np.maximum(np.maximum(view.at[1] - slopes, slopes - view.at[0]), 0.0))
-            pushed = piece.W.value @ X
-            inner = slopes[:, None] * pushed
-            result = inner if piece.G is None else piece.G.value @ inner
-            rounding = gamma(len(X) + 4) * frobenius(piece.W.value) + piece.W.off
-            lost = frobenius(gap[:, None] * pushed) + piece.act.steepest * rounding * width + U * frobenius(inner)
-            lost = facts.sizes[k].G * lost
-            if piece.G is not None:
-                lost += (gamma(len(inner) + 4) * frobenius(piece.G.value) + piece.G.off) * frobenius(inner)
-            constant = min(constant, growth(facts, k, *view.at)) if off > 0 else constant
-        if piece.H is not None:
-            result = result + piece.H.value @ X
-            lost += (gamma(len(X) + 4) * frobenius(piece.H.value) + piece.H.off) * width + U * frobenius(result)
-        X, off = result, raised(constant * off + lost, 16)
-        narrow = min(X.shape) <= _JACOBIAN_SIDE
-        found.append(raised(spectral_norm(Enclosed(X)) + off) if narrow else float(np.inf))
-    return found
-
-
-def _step(facts: Facts, k: int, view: Seen | None, K: float, L: float, jacobian: float) -> float:
-    part: Linear = facts.parts[k]
+def _step(facts: Facts, k: int, view: Seen | None, known: list[float], L: float, jacobian: float) -> float:
+    part, K = facts.parts[k], stacked_size(known, 2)
     if view is None:
-        return raised(part.product * K)
+        by_parts = sum(norm * one for norm, one in zip(part.H_parts, known, strict=True))
+        return raised(min(part.product * K, by_parts), 8 + 2 * len(known))
     omega = _omega(facts, k, view.c)
     first = part.transformed * K + jacobian * omega * L
-    second = (growth(facts, k, *view.at) * K if K > 0 else 0.0) + facts.prefixes[k] * omega * L
+    second = (block_growth(facts, k, *view.at) * K if K > 0 else 0.0) + facts.growth.before(k) * omega * L
     return raised(min(first, second), 16)
 
 
 def _omega(facts: Facts, k: int, c: Array) -> float:
     """Bound the anchored curvature of one piece: least of the product, the row-weighted and the Hadamard form."""
-    W = facts.chain.pieces[k].W
+    W = facts.blocks.pieces[k].W
     assert W is not None
     weights = up(c * row_lengths(W, 2))
-    inner = min(facts.sizes[k].W * float(weights.max()), weighted_norm(facts, k, weights))
+    inner = min(facts.parts[k].W * float(weights.max()), weighted_norm(facts, k, weights))
     inner = min(inner, raised(float(c.max()) * facts.hadamards[k]), _weighted_hadamard(W, c))
-    return raised(facts.sizes[k].G * inner)
+    return raised(facts.parts[k].G * inner)
 
 
 def _weighted_hadamard(W: Enclosed, c: Array) -> float:
@@ -192,30 +168,28 @@ def _weighted_hadamard(W: Enclosed, c: Array) -> float:
 
 def _bilinear(facts: Facts, k: int, weights: Array) -> Array:
     """Bound the largest eigenvalue of W' diag(d) W for each row d >= 0."""
-    W = facts.chain.pieces[k].W
+    W = facts.blocks.pieces[k].W
     assert W is not None
     rows = row_lengths(W, 2)
     found = up((weights * rows * rows).sum(axis=1), weights.shape[1] + 8)
-    found = np.minimum(found, up(weights.max(axis=1) * facts.sizes[k].W ** 2, 8))
+    found = np.minimum(found, up(weights.max(axis=1) * facts.parts[k].W ** 2, 8))
     found = np.minimum(found, up(lengths(weights, 2, 1) * facts.hadamards[k], 8))
-    found = np.minimum(found, up(lengths(weights, 2, 1) * facts.sizes[k].W * float(rows.max()), 8))
+    found = np.minimum(found, up(lengths(weights, 2, 1) * facts.parts[k].W * float(rows.max()), 8))
     if min(W.value.shape) > _JACOBIAN_SIDE:
         return found
     return np.minimum(found, [weighted_eigenvalue(W, d) if d.any() else 0.0 for d in weights])
 
 
 def _last_step(facts: Facts, view: Seen | None, K: float, L: float, jacobian: float, label: int) -> Array:
-    model, part = facts.chain, facts.parts[-1]
-    piece, k = model.pieces[-1], len(model.pieces) - 1
-    rows, outer, skip = read_outs(model, label)
-    straight = np.zeros(model.classes) if skip is None else row_lengths(skip, 2)
+    part, piece, k = facts.parts[-1], facts.blocks.last, len(facts.parts) - 1
+    rows, outer, skip = read_outs(facts.blocks, label)
+    straight = np.zeros(facts.blocks.classes) if skip is None else row_lengths(skip, 2)
     if view is None or piece.W is None or piece.act is None:
         return up(straight * K)
-    size = facts.sizes[k].W
+    size = facts.parts[k].W
     omega = _bilinear(facts, k, up(view.c * outer.size))
     whole = functional_steps(piece, part, outer, skip, 2.0)
-    assert part.linear is not None
-    read = product(Enclosed(rows), part.linear)
+    read = product(rows, part.linear)
     whole = np.minimum(whole, row_lengths(read, 2) + part.radius * row_lengths(outer, 2) * size)
     steep = np.maximum(np.abs(view.at[0]), np.abs(view.at[1]))
     there = straight + row_lengths(outer, 2) * weighted_norm(facts, k, steep)
@@ -225,5 +199,5 @@ def _last_step(facts: Facts, view: Seen | None, K: float, L: float, jacobian: fl
         about = up(np.maximum(np.maximum(view.at[1] - mu, mu - view.at[0]), 0.0))
         there = np.minimum(there, row_lengths(read, 2) + row_lengths(outer, 2) * weighted_norm(facts, k, about))
     first = whole * K + jacobian * omega * L
-    second = there * K + facts.prefixes[k] * omega * L
+    second = there * K + facts.growth.before(k) * omega * L
     return up(np.minimum(first, second), 16)

@@ -12,35 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from curvcert.checker.activations import Activation
-from curvcert.checker.model import Activated, Affine, Input, Model, Node, pair_rows
+from curvcert.checker.model import Activated, Affine, Input, Model, Node
 from curvcert.checker.outward import Array, Enclosed, Factor, plus, product, times
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """One block on flat vectors: H x + G phi(W x + b) + c, or H x + c where `act` is None.
-
-    `None` stands for H = 0 and for G = I.  `z`, `a` and `output` are the numbers of the nodes whose values are the
-    pre-activation, the activation and the output.
-    """
-
-    inputs: int
-    outputs: int
-    H: Enclosed | None
-    output: int
-    G: Factor = None
-    W: Enclosed | None = None
-    act: Activation | None = None
-    z: int = 0
-    a: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """The blocks of a network that is a composition of them, the first applied first, and its number of outputs."""
-
-    pieces: tuple[Piece, ...]
-    classes: int
+from curvcert.checker.pieces import Piece, identity, linked
 
 
 class _NoChain(Exception):
@@ -73,7 +47,7 @@ class _Value:
     hidden: _Hidden | None = None
 
 
-def chain_of(model: Model) -> Chain | None:
+def chain_of(model: Model) -> tuple[Piece, ...] | None:
     """Return the blocks that a network is a composition of, or None."""
     starts = {start for k in range(len(model.nodes)) for start in _contracting(model, k)}
     found: list[_Value] = []
@@ -81,7 +55,7 @@ def chain_of(model: Model) -> Chain | None:
         for k, node in enumerate(model.nodes):
             value = _value(k, node, found)
             found.append(_restarted(value) if k in starts and k else value)
-        return Chain(_with_last_map_folded(model, found[-1]), model.classes)
+        return linked(_with_last_map_folded(model, found[-1]))
     except _NoChain:
         return None
 
@@ -100,9 +74,9 @@ def _activated(k: int, node: Activated, before: _Value) -> _Value:
     inner = _settled(before)
     if not inner.skips:
         raise _NoChain
-    W = Enclosed(np.eye(node.size)) if inner.H is None else inner.H
+    W = identity(node.size) if inner.H is None else inner.H
     columns = W.value.shape[1]
-    piece = Piece(columns, node.size, None, k, None, W, node.act, node.source, k)
+    piece = Piece((columns,), node.size, None, k, None, W, node.act, node.source, k)
     hidden = _Hidden(inner.pieces, (*inner.pieces, piece), W, node.act, node.source, k)
     return _Value(inner.pieces, k, node.size, False, None, np.zeros(node.size), None, hidden)
 
@@ -126,14 +100,14 @@ def _closed(value: _Value) -> tuple[Piece, ...]:
     if value.hidden is None:
         if value.H is None and not value.shift.any():
             return value.pieces
-        H = Enclosed(np.eye(value.size)) if value.H is None else value.H
-        return (*value.pieces, Piece(H.value.shape[1], value.size, H, value.number))
+        H = identity(value.size) if value.H is None else value.H
+        return (*value.pieces, Piece((H.value.shape[1],), value.size, H, value.number))
     inner = value.hidden
     H_or_none = value.H if value.skips else None
     if value.skips and value.H is None:
-        H_or_none = Enclosed(np.eye(value.size))
+        H_or_none = identity(value.size)
     columns = inner.W.value.shape[1]
-    piece = Piece(columns, value.size, H_or_none, value.number, value.G, inner.W, inner.act, inner.z, inner.a)
+    piece = Piece((columns,), value.size, H_or_none, value.number, value.G, inner.W, inner.act, inner.z, inner.a)
     return (*value.pieces, piece)
 
 
@@ -176,7 +150,7 @@ def _plus(left: _Value, right: _Value) -> _Value:
 
 
 def _total(left: Factor, right: Factor, size: int) -> Enclosed:
-    eye = Enclosed(np.eye(size))
+    eye = identity(size)
     return plus(eye if left is None else left, eye if right is None else right)
 
 
@@ -185,7 +159,7 @@ def _with_last_map_folded(model: Model, value: _Value) -> tuple[Piece, ...]:
     pieces = _closed(value)
     if not pieces:
         size = model.nodes[0].size
-        return (Piece(size, size, Enclosed(np.eye(size)), len(model.nodes) - 1),)
+        return (Piece((size,), size, identity(size), len(model.nodes) - 1),)
     if len(pieces) > 1 and pieces[-1].act is None and pieces[-2].act is not None:
         last, block = pieces[-1], pieces[-2]
         H = None if block.H is None or last.H is None else product(last.H, block.H)
@@ -221,11 +195,3 @@ def diagonal_between(H: Factor, G: Enclosed, W: Enclosed) -> Array | None:
     d = np.maximum(d, 0.0)
     near = float(np.abs(G.value + M * d).max()) <= 1e-9 * float(np.abs(G.value).max())
     return d if near else None
-
-
-def read_outs(chain: Chain, label: int | None) -> tuple[Array, Enclosed, Enclosed | None]:
-    """Return the rows of the pairs (see `pair_rows`), and them behind the last piece's G and H."""
-    rows, piece = pair_rows(chain.classes, label), chain.pieces[-1]
-    inner = Enclosed(rows) if piece.act is None else times(Enclosed(rows), piece.G)
-    assert inner is not None
-    return rows, inner, None if piece.H is None else product(Enclosed(rows), piece.H)

@@ -13,16 +13,9 @@ The other way is by composition, :math:`K_{k+1} = \omega_k L_k^2 + L_{h_k} K_k`.
 
 import numpy as np
 
-from curvcert.checker.chain import Chain, Piece, read_outs
-from curvcert.checker.lipschitz import (
-    Linear,
-    Metric,
-    Sizes,
-    congruent,
-    contraction_weights,
-    functional_steps,
-    last_steps,
-)
+from curvcert.checker.gradients import gradient_entries, last_slopes
+from curvcert.checker.growth import Growth, stacked_size
+from curvcert.checker.lipschitz import Linear, Metric, congruent, contraction_weights
 from curvcert.checker.outward import (
     Array,
     Enclosed,
@@ -31,7 +24,6 @@ from curvcert.checker.outward import (
     gram,
     largest_eigenvalue,
     lengths,
-    product,
     raised,
     row_lengths,
     spectral_norm,
@@ -39,85 +31,10 @@ from curvcert.checker.outward import (
     up,
     weighted_eigenvalue,
 )
+from curvcert.checker.pieces import Blocks, Piece, read_outs
 
 EIGENVALUE_SIDE = 1024
 """The largest matrix whose eigenvalue is bounded once for each pair of classes."""
-
-
-def gradient_sizes(chain: Chain, parts: list[Linear]) -> list[Array]:
-    """Bound the 2-norm of the gradient of every f_i - f_j with respect to each piece's activations."""
-    rows, _, _ = read_outs(chain, None)
-    found: list[Array] = [np.zeros(len(rows))] * len(parts)
-    for k in range(len(parts) - 1, -1, -1):
-        if chain.pieces[k].act is None:
-            continue
-        reach, total, candidates = parts[k].outer, np.zeros(len(rows)), []
-        # The pieces in between, whatever their slopes, stretch by no more than their constants.
-        stretch = parts[k].G
-        for j in range(k + 1, len(parts)):
-            piece = chain.pieces[j]
-            if piece.act is not None:
-                linked = times(piece.W, reach)
-                assert linked is not None
-                link = min(spectral_norm(linked), raised(parts[j].W * stretch))
-                total = total + parts[j].radius * link * found[j]
-                if j == k + 1 and piece.H is None:
-                    candidates.append(piece.act.steepest * link * found[j])
-            reach = times(parts[j].linear, reach)
-            stretch = raised(stretch * parts[j].product) if j < len(parts) - 1 else stretch
-        if k < len(parts) - 1:
-            candidates.append(stretch * last_steps(chain, parts[-1], 2.0))
-        end = Enclosed(rows) if reach is None else product(Enclosed(rows), reach)
-        candidates.append(total + row_lengths(end, 2))
-        found[k] = up(np.min(candidates, axis=0), 8 * len(parts) + 8)
-    return found
-
-
-def gradient_entries(chain: Chain, sizes: list[Array]) -> list[Array]:
-    """Bound every entry of those gradients, by intervals through the transposed maps."""
-    rows, _, _ = read_outs(chain, None)
-    low, high = rows, rows
-    found = []
-    for piece, size in zip(reversed(chain.pieces), reversed(sizes), strict=True):
-        if piece.act is None or piece.W is None:
-            assert piece.H is not None
-            low, high = _pulled(piece.H, low, high)
-            found.append(np.zeros((len(rows), 0)))
-            continue
-        inner = (low, high) if piece.G is None else _pulled(piece.G, low, high)
-        inner = np.maximum(inner[0], -size[:, None]), np.minimum(inner[1], size[:, None])
-        found.append(np.maximum(np.abs(inner[0]), np.abs(inner[1])))
-        corners = np.array([slope * end for slope in piece.act.slope for end in inner])
-        slack = 4 * U * np.abs(corners).max(axis=0)
-        below = _pulled(piece.W, corners.min(axis=0) - slack, corners.max(axis=0) + slack)
-        cap = up(piece.act.steepest * size[:, None] * row_lengths(piece.W.transposed, 2)[None], 8)
-        below = np.maximum(below[0], -cap), np.minimum(below[1], cap)
-        if piece.H is not None:
-            skip = _pulled(piece.H, low, high)
-            below = _down(below[0] + skip[0]), _up(below[1] + skip[1])
-        low, high = below
-    return found[::-1]
-
-
-def _up(x: Array) -> Array:
-    return x + 4 * U * np.abs(x)
-
-
-def _down(x: Array) -> Array:
-    return x - 4 * U * np.abs(x)
-
-
-def _pulled(A: Enclosed, low: Array, high: Array) -> tuple[Array, Array]:
-    """Enclose g A for every row vector g between low and high."""
-    n = len(A.value)
-    centre = 0.5 * (low + high)
-    radius = up(np.maximum(high - centre, centre - low))
-    size = A.size
-    width = radius @ size + gamma(n + 2) * (np.abs(centre) @ size)
-    if A.error is not None:
-        width = width + np.abs(centre) @ A.error
-    middle, width = centre @ A.value, up(width, n + 8)
-    return _down(middle - width), _up(middle + width)
 
 
 def hadamard(W: Enclosed) -> float:
@@ -133,56 +50,31 @@ def _root_of_product(B: Array, B_error: float, C: Array, C_error: float) -> floa
     return raised(float(np.sqrt(max(0.0, largest_eigenvalue(entry, error)))))
 
 
-def last_slopes(chain: Chain, part: Linear) -> Array:
-    """Return Lipschitz constants of every f_i - f_j over the last piece: as it is, or about its middle slope."""
-    last = chain.pieces[-1]
-    rows, outer, skip = read_outs(chain, None)
-    found = functional_steps(last, part, outer, skip, 2.0)
-    if last.act is None or part.linear is None:
-        return found
-    about = row_lengths(product(Enclosed(rows), part.linear), 2) + part.radius * row_lengths(outer, 2) * part.W
-    return np.minimum(found, up(about, 8))
-
-
-def gradients_behind(chain: Chain, parts: list[Linear]) -> list[Array]:
-    """Bound the gradients of every f_i - f_j with respect to the output of each piece but the last."""
-    found = [last_slopes(chain, parts[-1])]
-    for part in reversed(parts[1:-1]):
-        found.append(up(found[-1] * part.transformed))
-    return found[::-1]
-
-
 def unrolled(
-    chain: Chain,
-    parts: list[Linear],
-    before: list[float],
-    layers: list[Metric] | None,
-    sizes: list[Array],
-    norms: list[Sizes],
+    blocks: Blocks, growth: Growth, layers: list[Metric] | None, sizes: list[Array], values: dict[int, Array]
 ) -> Array:
-    """Return curvature constants of all f_i - f_j by the sum over layers."""
-    entries, behind = gradient_entries(chain, sizes), gradients_behind(chain, parts)
-    total = np.zeros(len(sizes[-1]))
+    """Return curvature constants of all f_i - f_j by the sum over blocks."""
+    entries, total = gradient_entries(blocks, sizes), np.zeros(len(sizes[-1]))
     previous: Piece | None = None
-    for k, piece in enumerate(chain.pieces):
+    for k, (piece, part) in enumerate(zip(blocks.pieces, growth.parts, strict=True)):
         if piece.act is None or piece.W is None:
             continue
-        L, metric = before[k], None if layers is None else layers[k]
+        L, metric = growth.before(k), None if layers is None else layers[k]
         if metric is not None and (previous is None or previous.G is None):
             L = min(L, raised(float(np.sqrt(metric.scale))))
         square = raised(L * L)
-        omega = min(hadamard(piece.W), raised(parts[k].W * float(row_lengths(piece.W, 2).max())))
+        omega = min(hadamard(piece.W), raised(part.W * float(row_lengths(piece.W, 2).max())))
         best = np.minimum(sizes[k] * omega * square, square * _by_entries(piece.W, entries[k]))
         best = up(best, 8) * piece.act.c
-        if k < len(chain.pieces) - 1:
-            best = np.minimum(best, behind[k] * _block_curvature(piece, norms[k]) * square)
+        if piece is not blocks.last:
+            best = np.minimum(best, values[piece.output] * _block_curvature(piece, part) * square)
         if metric is not None and metric.matrix is not None:
             W = times(piece.W, None if previous is None else previous.G)
             assert W is not None
             best = np.minimum(best, piece.act.c * _by_metric(W, metric, sizes[k], entries[k]))
         total = total + best
         previous = piece
-    return up(total, 8 * len(chain.pieces) + 16)
+    return up(total, 8 * len(blocks.pieces) + 16)
 
 
 def _by_entries(W: Enclosed, entries: Array) -> Array:
@@ -210,19 +102,24 @@ def _by_metric(W: Enclosed, metric: Metric, size: Array, entries: Array) -> Arra
     return np.minimum(up(found, 8), np.maximum(each, 0.0))
 
 
-def compositional(chain: Chain, parts: list[Linear], before: list[float], sizes: list[Sizes]) -> Array:
-    """Return curvature constants of all f_i - f_j by composing the pieces' constants."""
-    _, outer, _ = read_outs(chain, None)
-    K = 0.0
-    for piece, part, L, size in zip(chain.pieces[:-1], parts, before, sizes, strict=False):
-        K = raised(_block_curvature(piece, size) * L * L + part.transformed * K, 8)
-    last, omega = chain.pieces[-1], np.zeros(len(outer.value))
+def compositional(blocks: Blocks, growth: Growth) -> Array:
+    """Return curvature constants of all f_i - f_j by composing the blocks' constants."""
+    _, outer, _ = read_outs(blocks, None)
+    found: dict[int, float] = {0: 0.0}
+    for k, (piece, part) in enumerate(zip(blocks.pieces[:-1], growth.parts, strict=False)):
+        read = [found[source] for source in piece.sources]
+        K = part.transformed * stacked_size(read, 2)
+        if piece.act is None:
+            K = min(K, sum(norm * one for norm, one in zip(part.H_parts, read, strict=True)))
+        found[piece.output] = raised(_block_curvature(piece, part) * growth.before(k) ** 2 + K, 8 + 2 * len(read))
+    last, omega = blocks.last, np.zeros(len(outer.value))
     if last.act is not None and last.W is not None:
         omega = last.act.c * _by_entries(last.W, outer.size)
-    return up(omega * before[-1] ** 2 + last_slopes(chain, parts[-1]) * K, 16)
+    K = stacked_size([found[source] for source in last.sources], 2)
+    return up(omega * growth.before(len(growth.parts) - 1) ** 2 + last_slopes(blocks, growth.parts[-1]) * K, 16)
 
 
-def _block_curvature(piece: Piece, sizes: Sizes) -> float:
+def _block_curvature(piece: Piece, sizes: Linear) -> float:
     """Bound the Jacobian-Lipschitz constant of one piece: the least of the Hadamard forms and the product."""
     if piece.act is None or piece.W is None:
         return 0.0
@@ -276,12 +173,12 @@ def _scaled_vectorised(piece: Piece, outer: tuple[Array, float], inner: tuple[Ar
     return raised(root * width)
 
 
-def one_hidden_layer(chain: Chain) -> Array | None:
+def one_hidden_layer(blocks: Blocks) -> Array | None:
     r"""Bound a network with one layer by the eigenvalues of :math:`W^T \mathrm{diag}(P) W`, P the signed extremes."""
-    piece = chain.pieces[0]
-    if len(chain.pieces) > 1 or piece.act is None or piece.W is None or piece.H is not None:
+    piece = blocks.pieces[0]
+    if len(blocks.pieces) > 1 or piece.act is None or piece.W is None or piece.H is not None:
         return None
-    _, outer, _ = read_outs(chain, None)
+    _, outer, _ = read_outs(blocks, None)
     low, high = piece.act.second.range
     spread = outer.size - np.abs(outer.value)
     corners = np.array([(outer.value + s * spread) * h for s in (-1, 1) for h in (low, high)])

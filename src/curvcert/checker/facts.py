@@ -6,12 +6,15 @@ from functools import cached_property
 import numpy as np
 
 from curvcert.checker import curvature, lipschitz
-from curvcert.checker.chain import Chain, chain_of
+from curvcert.checker.chain import chain_of
 from curvcert.checker.evaluation import Passed, Vector
-from curvcert.checker.lipschitz import Linear, Metric, Reached, Sizes
+from curvcert.checker.gradients import gradient_sizes, value_gradients
+from curvcert.checker.growth import Growth
+from curvcert.checker.lipschitz import Linear, Metric
 from curvcert.checker.model import Model
 from curvcert.checker.outward import Array, row_lengths, up
-from curvcert.errors import UnsupportedModule
+from curvcert.checker.pieces import Blocks
+from curvcert.checker.units import units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,61 +29,63 @@ class Facts:
         return all(node.act.smooth for node in self.model.activated.values())
 
     @cached_property
-    def chain(self) -> Chain:
-        """The blocks of the network."""
-        found = chain_of(self.model)
-        if found is None:
-            raise UnsupportedModule("a network that is no chain of blocks")
-        return found
+    def blocks(self) -> Blocks:
+        """The blocks of the network: those of a chain, or of a graph."""
+        chain = chain_of(self.model)
+        pieces = units_of(self.model) if chain is None else chain
+        return Blocks(pieces, self.model.classes, chain is not None)
 
     def neurons(self, passed: Passed) -> list[Vector | None]:
-        """Return the pre-activation of every piece; None for an affine one."""
-        return [None if piece.act is None else passed.values[piece.z] for piece in self.chain.pieces]
-
-    @cached_property
-    def sizes(self) -> list[Sizes]:
-        """The 2-norms of every piece's maps."""
-        return lipschitz.norms_of(self.chain)
-
-    @cached_property
-    def parts(self) -> list[Linear]:
-        """The pieces about their middle slopes, in l2."""
-        return self._parts(2.0)
-
-    @cached_property
-    def reached(self) -> Reached:
-        """Lipschitz constants of all inner values, in l2."""
-        return lipschitz.reached(self.chain, self.parts, 2.0)
+        """Return the pre-activation of every block; None for an affine one."""
+        return [None if piece.act is None else passed.values[piece.z] for piece in self.blocks.pieces]
 
     @property
-    def prefixes(self) -> list[float]:
-        """Lipschitz constants up to every piece, in l2."""
-        return self.reached.before
+    def parts(self) -> list[Linear]:
+        """The blocks about their middle slopes, in l2."""
+        return self.growth.parts
+
+    @cached_property
+    def growth(self) -> Growth:
+        """Lipschitz constants of all inner values, in l2."""
+        return self._growth(2.0)
 
     @cached_property
     def metrics(self) -> list[Metric] | None:
         """LipSDP's matrices, None for a network with skips."""
-        return lipschitz.metrics(self.chain)
+        return lipschitz.metrics(self.blocks)
+
+    @cached_property
+    def value_gradients(self) -> dict[int, Array]:
+        """Bounds on the gradients with respect to the values between blocks, for every pair."""
+        return value_gradients(self.blocks, self.parts)
 
     @cached_property
     def gradient_sizes(self) -> list[Array]:
         """Bounds on the gradients with respect to the activations, for every pair."""
-        return curvature.gradient_sizes(self.chain, self.parts)
+        return gradient_sizes(self.blocks, self.growth, self.value_gradients)
 
     @cached_property
     def hadamards(self) -> list[float]:
         """The Hadamard norms of every piece's W."""
-        return [0.0 if piece.W is None else curvature.hadamard(piece.W) for piece in self.chain.pieces]
+        return [0.0 if piece.W is None else curvature.hadamard(piece.W) for piece in self.blocks.pieces]
 
     @cached_property
     def rows(self) -> list[Array]:
         """The lengths of the rows of every piece's W."""
-        return [np.zeros(0) if piece.W is None else row_lengths(piece.W, 2) for piece in self.chain.pieces]
+        return [np.zeros(0) if piece.W is None else row_lengths(piece.W, 2) for piece in self.blocks.pieces]
+
+    @cached_property
+    def rows_of_parts(self) -> list[list[Array]]:
+        """The same for what of W belongs to each value that a block reads."""
+        found = []
+        for piece in self.blocks.pieces:
+            found.append([] if piece.W is None else [row_lengths(part, 2) for part in piece.split(piece.W)])
+        return found
 
     @cached_property
     def deviations(self) -> Array:
         """What the margin of a pair loses because the module departs from phi, as a table of classes."""
-        pieces = self.chain.pieces
+        pieces = self.blocks.pieces
         total = np.zeros(self.model.classes * (self.model.classes - 1) // 2)
         if any(node.deviation for node in self.model.activated.values()):
             for piece, size in zip(pieces, self.gradient_sizes, strict=True):
@@ -91,9 +96,9 @@ class Facts:
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = curvature.unrolled(self.chain, self.parts, self.prefixes, self.metrics, self.gradient_sizes, self.sizes)
-        found = np.minimum(found, curvature.compositional(self.chain, self.parts, self.prefixes, self.sizes))
-        single = curvature.one_hidden_layer(self.chain)
+        found = curvature.unrolled(self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
+        found = np.minimum(found, curvature.compositional(self.blocks, self.growth))
+        single = curvature.one_hidden_layer(self.blocks)
         return self.table(found if single is None else np.minimum(found, single))
 
     def L(self, p: float) -> Array:
@@ -104,19 +109,17 @@ class Facts:
         # ||x||_2 <= n^(1/2 - 1/p) ||x||_p for p > 2, and ||x||_2 <= ||x||_1.
         n = self.model.nodes[0].size
         found = up(found * (np.sqrt(n) if p == np.inf else 1.0), 8)
-        parts = self._parts(p)
-        own = lipschitz.pair_constants(self.chain, parts, lipschitz.reached(self.chain, parts, p), p)
-        return self.table(np.minimum(found, own))
+        return self.table(np.minimum(found, self._growth(p).pairs()))
 
     @cached_property
     def _euclidean(self) -> Array:
-        found = lipschitz.pair_constants(self.chain, self.parts, self.reached, 2.0)
+        found = self.growth.pairs()
         if self.metrics is None:
             return found
-        return np.minimum(found, lipschitz.lipsdp_constants(self.chain, self.metrics[-1]))
+        return np.minimum(found, lipschitz.lipsdp_constants(self.blocks, self.metrics[-1]))
 
-    def _parts(self, p: float) -> list[Linear]:
-        return [lipschitz.linearised(piece, p, size) for piece, size in zip(self.chain.pieces, self.sizes, strict=True)]
+    def _growth(self, p: float) -> Growth:
+        return Growth(self.blocks, [lipschitz.linearised(piece, p) for piece in self.blocks.pieces], p)
 
     def table(self, values: Array) -> Array:
         """Return one value a pair as a symmetric table with zeros on its diagonal."""

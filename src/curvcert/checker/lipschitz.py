@@ -1,11 +1,8 @@
-r"""Global Lipschitz constants, derived afresh: products of norms, the loop transformation, and LipSDP layer by layer.
+r"""Lipschitz constants of blocks, and LipSDP layer by layer, derived afresh; `growth.py` puts the blocks together.
 
 - A block :math:`Hx + G\Phi(Wx + b)` with slopes in [alpha, beta] is :math:`\|H\| + s\|G\|\|W\|`-Lipschitz, s the
   largest absolute slope; one of the form :math:`A(x - W^T D \Phi(Wx + b))` with slopes in [0, beta] has, beside A,
   :math:`L^2 \le 1 + (\rho - 2/\beta)_+ \beta^2 \rho`, :math:`\rho = \|D^{1/2} W\|^2`.
-- With :math:`\phi = \mu z + \psi`, :math:`\mu` the middle slope, :math:`\psi` is :math:`(\beta - \alpha)/2`-Lipschitz
-  and a difference is the product of the :math:`\hat H_k = H_k + \mu_k G_k W_k` plus one term for each :math:`\psi`, as
-  far as its own z moves.
 - LipSDP: if :math:`\|\Delta a\|_X \le \|\Delta x\|` before a layer and :math:`S = W X^{-1} W^T`, then behind it the
   same holds with :math:`X' = t I - t^2 \tfrac{(\alpha + \beta)^2}{4} S (I + t \alpha\beta S)^{-1}` for any t > 0 that
   makes it positive definite: the sector inequality of every neuron with the multiplier t, and a Schur complement.
@@ -15,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.chain import Chain, Piece, diagonal_between, read_outs
+from curvcert.checker.chain import diagonal_between
 from curvcert.checker.outward import (
     Array,
     Enclosed,
@@ -30,52 +27,45 @@ from curvcert.checker.outward import (
     raised,
     row_lengths,
     scaled,
-    size_of,
     spectral_norm,
     times,
     up,
 )
+from curvcert.checker.pieces import Blocks, Piece, read_outs
 
 DUAL = {1.0: np.inf, 2.0: 2.0, np.inf: 1.0}
 """The dual of every norm that is covered."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sizes:
-    """The 2-norms of a piece's maps."""
+class Linear:
+    """A block about its middle slope: the linear part, the radius of the slopes, G, and norms p -> p.
 
+    `H_parts` and `W_parts` are the norms of what belongs to each value that the block reads.  `product` is the block's
+    constant by the norms of its maps, or its own rule; `transformed` the one about the middle slope, if that is less.
+    """
+
+    linear: Enclosed
+    radius: float
+    outer: Factor
+    hidden: int
     H: float
     G: float
     W: float
-
-
-def norms_of(chain: Chain) -> list[Sizes]:
-    """Return the 2-norms of every piece's maps."""
-    return [
-        Sizes(0.0 if piece.H is None else piece.H.norm, size_of(piece.G), 0.0 if piece.W is None else piece.W.norm)
-        for piece in chain.pieces
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """A piece about its middle slope: the linear part, the radius of the slopes, G, W and constants."""
-
-    linear: Factor
-    radius: float
-    outer: Factor
-    G: float
-    W: float
+    H_parts: tuple[float, ...]
+    W_parts: tuple[float, ...]
     product: float
     transformed: float
     contraction: tuple[float, float] | None = None
 
 
-def linearised(piece: Piece, p: float, sizes: Sizes) -> Linear:
-    """Split a piece about the middle of its slopes, with norms p -> p."""
+def linearised(piece: Piece, p: float) -> Linear:
+    """Split a block about the middle of its slopes, with norms p -> p."""
+    H = 0.0 if piece.H is None else operator_norm(piece.H, p)
+    H_parts = _norms_of_parts(piece, piece.H, p)
     if piece.act is None or piece.W is None:
-        constant = operator_norm(piece.H, p)
-        return Linear(piece.H, 0.0, None, 0.0, 0.0, constant, constant)
+        assert piece.H is not None
+        return Linear(piece.H, 0.0, None, 0, H, 0.0, 0.0, H_parts, (), H, H)
     alpha, beta = piece.act.slope
     mu = 0.5 * (alpha + beta)
     radius = raised(max(beta - mu, mu - alpha))
@@ -84,16 +74,20 @@ def linearised(piece: Piece, p: float, sizes: Sizes) -> Linear:
     linear = scaled(mu, through)
     if piece.H is not None:
         linear = plus(piece.H, linear)
-    H, G, W = sizes.H, sizes.G, sizes.W
-    if p != 2:
-        H = 0.0 if piece.H is None else operator_norm(piece.H, p)
-        G, W = operator_norm(piece.G, p), operator_norm(piece.W, p)
+    G, W, W_parts = operator_norm(piece.G, p), operator_norm(piece.W, p), _norms_of_parts(piece, piece.W, p)
     constant = raised(H + piece.act.steepest * G * W)
-    contraction = _contraction(piece, sizes) if p == 2 else None
+    contraction = _contraction(piece, W) if p == 2 else None
     if contraction is not None:
         constant = min(constant, raised(H * contraction[0] + contraction[1]))
     transformed = min(constant, raised(operator_norm(linear, p) + radius * G * W))
-    return Linear(linear, radius, piece.G, G, W, constant, transformed, contraction)
+    hidden = len(piece.W.value)
+    return Linear(linear, radius, piece.G, hidden, H, G, W, H_parts, W_parts, constant, transformed, contraction)
+
+
+def _norms_of_parts(piece: Piece, A: Enclosed | None, p: float) -> tuple[float, ...]:
+    if A is None:
+        return (0.0,) * len(piece.sizes)
+    return tuple(operator_norm(part, p) for part in piece.split(A))
 
 
 def contraction_weights(piece: Piece) -> Array | None:
@@ -103,7 +97,7 @@ def contraction_weights(piece: Piece) -> Array | None:
     return diagonal_between(piece.H, piece.G, piece.W)
 
 
-def _contraction(piece: Piece, sizes: Sizes) -> tuple[float, float] | None:
+def _contraction(piece: Piece, size: float) -> tuple[float, float] | None:
     """Return L and E: A (x - W' D phi(Wx + b)) is |A| L-Lipschitz for each functional of A, and the piece is off by E.
 
     D is read off G; what G differs from -A W' D by is bounded, and paid for.
@@ -120,18 +114,11 @@ def _contraction(piece: Piece, sizes: Sizes) -> tuple[float, float] | None:
     rho = raised(rho**2, 8)
     excess = max(0.0, rho - 2 / beta * (1 - 8 * U))
     own = raised(float(np.sqrt(1 + excess * beta * beta * rho)), 8) if excess > 0 else 1.0
-    return own, raised(off * beta * sizes.W, 8)
+    return own, raised(off * beta * size, 8)
 
 
 def _error(matrix: Enclosed) -> Array:
     return np.zeros_like(matrix.value) if matrix.error is None else matrix.error
-
-
-def last_steps(chain: Chain, part: Linear, p: float) -> Array:
-    """Return Lipschitz constants of every f_i - f_j as a function of the last piece's input."""
-    dual = DUAL[p]
-    _, outer, skip = read_outs(chain, None)
-    return functional_steps(chain.pieces[-1], part, outer, skip, dual)
 
 
 def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed | None, dual: float) -> Array:
@@ -148,64 +135,6 @@ def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed
 
 
 @dataclass(frozen=True, eq=False)
-class Reached:
-    """Lipschitz constants in p -> p: of x -> x_k, the input of every piece, and of x -> W x_k, 0 without a W."""
-
-    before: list[float]
-    inner: list[float]
-
-
-def reached(chain: Chain, parts: list[Linear], p: float) -> Reached:
-    """Carry the loop transformation on what the activations are applied to, and on the inputs of the pieces."""
-    found = Reached([1.0], [])
-    for k, (piece, part) in enumerate(zip(chain.pieces, parts, strict=True)):
-        L = found.before[-1]
-        inner = 0.0
-        if piece.act is not None:
-            inner = min(_sum(parts[:k], found.inner, piece.W, p), raised(part.W * L))
-        found.inner.append(inner)
-        if k == len(parts) - 1:
-            break
-        constant = raised(L * part.product)
-        if piece.act is not None and piece.H is None:
-            constant = min(constant, raised(piece.act.steepest * part.G * inner))
-        if piece.act is None or piece.H is not None or piece.G is not None:
-            constant = min(constant, _sum(parts[: k + 1], found.inner, None, p))
-        found.before.append(constant)
-    return found
-
-
-def _sum(parts: list[Linear], inner: list[float], tail: Factor, p: float) -> float:
-    """Bound what comes through pieces and a last map: all of it about the middle slopes, and each psi's share."""
-    total = 0.0
-    for part, Z in zip(reversed(parts), reversed(inner[: len(parts)]), strict=True):
-        if part.radius:
-            total += part.radius * operator_norm(times(tail, part.outer), p) * Z
-        tail = times(tail, part.linear)
-    return raised(total + operator_norm(tail, p), 8 * (len(parts) + 2))
-
-
-def pair_constants(chain: Chain, parts: list[Linear], found: Reached, p: float) -> Array:
-    """Return Lipschitz constants of all f_i - f_j, i < j: the loop transformation and the product, the least."""
-    dual, last = DUAL[p], chain.pieces[-1]
-    rows, outer, skip = read_outs(chain, None)
-    total, tail = np.zeros(len(rows)), Enclosed(rows)
-    for part, Z in zip(reversed(parts), reversed(found.inner), strict=True):
-        if part.radius:
-            reach = times(tail, part.outer)
-            assert reach is not None
-            total = total + part.radius * row_lengths(reach, dual) * Z
-        if part.linear is not None:
-            tail = product(tail, part.linear)
-    total = up(total + row_lengths(tail, dual), 8 * (len(parts) + 2))
-    total = np.minimum(total, up(last_steps(chain, parts[-1], p) * found.before[-1], 8))
-    if last.act is None:
-        return total
-    step = np.zeros(len(rows)) if skip is None else row_lengths(skip, dual) * found.before[-1]
-    return np.minimum(total, up(step + last.act.steepest * row_lengths(outer, dual) * found.inner[-1], 8))
-
-
-@dataclass(frozen=True, eq=False)
 class Metric:
     """Upper bounds, in the order of symmetric matrices, on the inverse of X: a multiple of I, and a matrix."""
 
@@ -213,12 +142,15 @@ class Metric:
     matrix: Array | None = None
 
 
-def metrics(chain: Chain) -> list[Metric] | None:
-    """Return bounds on the inverses of LipSDP's matrices before every layer and behind the last; None with skips."""
-    if any(piece.act is None or piece.H is not None for piece in chain.pieces):
+def metrics(blocks: Blocks) -> list[Metric] | None:
+    """Return bounds on the inverses of LipSDP's matrices before every layer and behind the last.
+
+    None with skips, and for what is no chain.
+    """
+    if not blocks.is_chain or any(piece.act is None or piece.H is not None for piece in blocks.pieces):
         return None
     found, before = [Metric(1.0)], None
-    for piece in chain.pieces:
+    for piece in blocks.pieces:
         W = times(piece.W, before)
         assert W is not None
         found.append(_next_metric(piece, W, found[-1]))
@@ -307,9 +239,9 @@ def _inverse(A: Array, error: float) -> tuple[Array, float] | None:
     return B, raised(distance + 8 * U * size)
 
 
-def lipsdp_constants(chain: Chain, last: Metric) -> Array:
+def lipsdp_constants(blocks: Blocks, last: Metric) -> Array:
     """Return the constants of all f_i - f_j by the metric behind the last layer."""
-    _, outer, _ = read_outs(chain, None)
+    _, outer, _ = read_outs(blocks, None)
     if last.matrix is None:
         return up(row_lengths(outer, 2) * np.sqrt(last.scale), 8)
     S, error = congruent(outer, last)

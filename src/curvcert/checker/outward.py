@@ -124,6 +124,34 @@ def plus(left: Enclosed, right: Enclosed) -> Enclosed:
     return Enclosed(value, up(error) + TINY)
 
 
+def beside(parts: list[Enclosed]) -> Enclosed:
+    """Return matrices side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    return _joined(parts, 1)
+
+
+def below(parts: list[Enclosed]) -> Enclosed:
+    """Return matrices on top of each other."""
+    if len(parts) == 1:
+        return parts[0]
+    return _joined(parts, 0)
+
+
+def _joined(parts: list[Enclosed], axis: int) -> Enclosed:
+    value = np.concatenate([part.value for part in parts], axis=axis)
+    if all(part.error is None for part in parts):
+        return Enclosed(value)
+    errors = [np.zeros_like(part.value) if part.error is None else part.error for part in parts]
+    return Enclosed(value, np.concatenate(errors, axis=axis))
+
+
+def columns_of(matrix: Enclosed, start: int, stop: int) -> Enclosed:
+    """Return some columns of a matrix."""
+    error = None if matrix.error is None else matrix.error[:, start:stop]
+    return Enclosed(matrix.value[:, start:stop], error)
+
+
 def scaled(factor: float, matrix: Enclosed) -> Enclosed:
     """Return a multiple of a matrix; a power of two does not round."""
     value = factor * matrix.value
