@@ -12,7 +12,7 @@ DEV_EXTRAS := attack,check,data,dev,docs,onnx,tensorboard
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
 # Each worker takes neighbouring tests, which share what a module or a cache holds.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal --doctest-modules src/curvcert tests
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal --doctest-modules src/curvcert benchmarks tests
 
 # Without bytecode every worker and every command that a test starts compiles everything again,
 # and the threads of one worker slow the others down.
@@ -66,7 +66,7 @@ figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.certificate_pictures
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
-	$(BIN)/python -m curvcert.experiments.figures results docs/images/results
+	$(BIN)/python -m benchmarks figures
 	$(BIN)/python -m benchmarks.report_pictures
 
 # The wheel, as a user gets it: an empty environment, and a working directory outside the tree.

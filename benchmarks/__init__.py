@@ -1,1 +1,1 @@
-"""Measurements of curvcert: each file is one, runs by `python -m benchmarks.NAME` and leaves a record."""
+"""Measurements, each run by one command from the root of a checkout: `python -m benchmarks --help` lists them."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from benchmarks.harness import RESULTS
 from curvcert.data import load_demo_network, load_digits, load_mnist_network, load_mnist_sample
-from curvcert.experiments.weights import load_kept
 from curvcert.network import Network, trace
 from curvcert.nn import SLLConv2d, SLLDense, make_activation, side_by_side
+from curvcert.training import load_kept
 
 SAMPLES = 2
 """Points of every network, at which anchored and local bounds and radii are taken."""

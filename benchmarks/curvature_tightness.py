@@ -26,11 +26,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import curvcert
-from benchmarks.harness import RESULTS, write_record
+from benchmarks.harness import ROOT, figures_of, write_record
 from curvcert.bounds.curvature import Compositional
 from curvcert.data import load_digits
 from curvcert.picture_files import write_figure
-from curvcert.results import Record
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -40,7 +39,7 @@ DEPTHS = (2, 3, 4, 5, 6, 8, 10)
 PAIR = (3, 8)
 RADIUS = 36 / 255
 SMALL_RADIUS = 9 / 255
-IMAGES = RESULTS.parent / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 
 Kind = Literal["mlp", "conv"]
 Training = Literal["random", "standard", "regularised"]
@@ -264,7 +263,7 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     if arguments.plots:
-        networks = Record.read(RESULTS / "curvature_tightness.json").figures["networks"]
+        networks = figures_of("curvature_tightness")["networks"]
     else:
         depths, steps, ascent = ((2, 3), 30, 10) if arguments.quick else (DEPTHS, 400, 60)
         networks = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from curvcert.errors import InvalidInput
-from curvcert.results import record_of_this_run
+from curvcert.results import Record, record_of_this_run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -105,16 +105,57 @@ def ratios(timings: Mapping[str, Timing], against: str) -> dict[str, float]:
     return {name: timing.median / timings[against].median for name, timing in timings.items()}
 
 
-def write_record(name: str, command: str, seed: int, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
-    """Write what was measured, and the code that was, to results/NAME.json and return the path.
+def new_record(name: str, command: str, seed: int, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Record:
+    """Return the record of what was measured, and of the code that was.
 
     Raises:
         InvalidInput: the record is of another device than the CPU, and the commit is not known.
     """
     if config.get("device", "cpu") != "cpu":
         require_known_code()
-    whole = {**config, "code": measured_code()}
-    return record_of_this_run(name, command, seed, whole, figures).write(RESULTS / f"{name}.json")
+    return record_of_this_run(name, command, seed, {**config, "code": measured_code()}, figures)
+
+
+def write_record(name: str, command: str, seed: int, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
+    """Write what was measured, and the code that was, to results/NAME.json and return the path.
+
+    Raises:
+        InvalidInput: as `new_record`.
+    """
+    return new_record(name, command, seed, config, figures).write(record_path(name))
+
+
+def record_path(name: str, folder: Path | str | None = None) -> Path:
+    """Return where the record of this name is kept: among the results, or in another folder.
+
+    >>> record_path("table1", "runs").as_posix()
+    'runs/table1.json'
+    """
+    return (RESULTS if folder is None else Path(folder)) / f"{name}.json"
+
+
+def read_record(name: str, folder: Path | str | None = None) -> Record | None:
+    """Return a record, or None where it has not been measured.
+
+    >>> read_record("table1", "no-such-folder") is None
+    True
+    """
+    path = record_path(name, folder)
+    return Record.read(path) if path.is_file() else None
+
+
+def figures_of(name: str, folder: Path | str | None = None) -> dict[str, Any]:
+    """Return the figures of a record.
+
+    Raises:
+        InvalidInput: if it has not been measured.
+    """
+    record = read_record(name, folder)
+    if record is None:
+        raise InvalidInput(
+            f"There is no {record_path(name, folder)}. `python -m benchmarks --help` tells what makes it."
+        )
+    return record.figures
 
 
 def require_known_code() -> None:

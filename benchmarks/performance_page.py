@@ -1,29 +1,17 @@
-"""The tables of the page "Performance and scale", from the records: each stands between two marks that name it.
+"""The tables of the page "Performance and scale", from the records: each stands between two marks that name it."""
 
-python -m benchmarks.performance_page      # write docs/performance.md anew
-"""
-
-from pathlib import Path
-from typing import Any
-
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, ROOT, figures_of, read_record
 from curvcert.results import Record
-from curvcert.whole_files import write_whole
 
-PAGE = RESULTS.parent / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "performance.md"
 LOSSES = {"standard": "cross-entropy", "curvature": "the paper's loss", "certified-margin": "certified margin"}
 MODELS = ("6F", "6C2F")
 NOT_YET = "not yet measured"
 
 
-def figures(name: str) -> dict[str, Any]:
-    """Return what a record measured."""
-    return dict(Record.read(RESULTS / f"{name}.json").figures)
-
-
 def training_table() -> str:
     """Return the steps a second of every loss, without and with augmentation, and the kernels of a step."""
-    speeds = figures("gpu_training")["steps per second"]
+    speeds = figures_of("gpu_training")["steps per second"]
     lines = [["network", "loss", "steps/s", "with crop and flip", "kernels a step"]]
     for model in MODELS:
         for loss, title in LOSSES.items():
@@ -35,7 +23,7 @@ def training_table() -> str:
 
 def side_by_side_table() -> str:
     """Return the steps a second of several seeds side by side, all runs together."""
-    speeds = figures("gpu_side_by_side")["steps per second"]
+    speeds = figures_of("gpu_side_by_side")["steps per second"]
     counts = (1, 2, 4)
     lines = [["6F", "1 run", *(f"{count} seeds side by side" for count in counts[1:])]]
     for loss, title in LOSSES.items():
@@ -47,7 +35,7 @@ def side_by_side_table() -> str:
 def global_table() -> str:
     """Return the seconds that constants and radii of 10,000 points take, beside their Jacobians."""
     lines = [["network", "constants", "radii", "together", "ten-row Jacobians alone"]]
-    for found in figures("certification_cuda")["measurements"]:
+    for found in figures_of("certification_cuda")["measurements"]:
         seconds = [found["constants_seconds"], found["timings"]["certificate"]["median_s"]]
         jacobian = found["timings"]["jacobian"]["median_s"]
         lines.append([found["network"], *(f"{s:.2f} s" for s in (*seconds, sum(seconds), jacobian))])
@@ -57,7 +45,7 @@ def global_table() -> str:
 def local_table() -> str:
     """Return the seconds that our best certificate takes to decide three radii, and to find the largest ones."""
     lines = [["network", "loss", "constants", "three radii decided", "largest radii found"]]
-    for found in (figures(f"shell_{model}_cuda") for model in MODELS):
+    for found in (figures_of(f"shell_{model}_cuda") for model in MODELS):
         decided = f"{found['deciding_s']:.1f} s for {found['points']:,} images"
         full = f"{found['radii_s']:.1f} s for {found['full_points']:,} images"
         lines.append([found["model"], LOSSES[found["loss"]], f"{found['prepare_s']:.1f} s", decided, full])
@@ -67,7 +55,7 @@ def local_table() -> str:
 def shared_table() -> str:
     """Return the seconds of the same by the records of Table 1."""
     lines = [["network", "trained by", "seed", "seconds for 10,000 images"]]
-    for row in figures("table1")["rows"]:
+    for row in figures_of("table1")["rows"]:
         if row["certificate"] == "best" and row["samples"] == 10_000 and "gpu" in row["hardware"]:
             lines.append([row["model"], row["method"], f"{row['seed']}", f"{row['seconds']:.1f}"])
     return _table(lines)
@@ -75,8 +63,8 @@ def shared_table() -> str:
 
 def gpu_records() -> dict[str, Record]:
     """Return the records that a benchmark made on a GPU, by name."""
-    records = {path.stem: Record.read(path) for path in sorted(RESULTS.glob("*.json"))}
-    made = {name: each for name, each in records.items() if each.command.startswith("python -m benchmarks.")}
+    records = {path.stem: read_record(path.stem) for path in sorted(RESULTS.glob("*.json"))}
+    made = {name: each for name, each in records.items() if each and each.command.startswith("python -m benchmarks.")}
     return {name: each for name, each in made.items() if each.config.get("device", "cpu") != "cpu"}
 
 
@@ -98,8 +86,8 @@ def records_table() -> str:
 
 def ratios() -> str:
     """Return what a regularised step costs beside a plain one, and a certificate beside its Jacobians, on a CPU."""
-    step = figures("training_step")["ratio"]
-    certificate = figures("certification_cpu")["measurements"][0]["ratio"]
+    step = figures_of("training_step")["ratio"]
+    certificate = figures_of("certification_cpu")["measurements"][0]["ratio"]
     return (
         f"On two CPU cores, as ratios in one run: a curvature-regularised step of 6F takes {step:.2f} times a plain "
         f"one; certifying takes\n{certificate:.2f} times the ten-row Jacobian of the same points."
@@ -117,8 +105,9 @@ PARTS = {
 }
 
 
-def filled(page: str) -> str:
+def performance_page() -> str:
     """Return the page with every part written anew."""
+    page = PAGE.read_text(encoding="utf-8")
     for name, part in PARTS.items():
         before, mark, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
@@ -131,12 +120,3 @@ def filled(page: str) -> str:
 def _table(lines: list[list[str]]) -> str:
     head, *rows = lines
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
-
-
-def main(page: Path = PAGE) -> None:
-    """Write the page."""
-    write_whole(page, filled(page.read_text(encoding="utf-8")))
-
-
-if __name__ == "__main__":
-    main()

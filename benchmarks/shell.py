@@ -30,7 +30,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import curvcert
-from benchmarks.harness import RESULTS, require_known_code, write_record
+from benchmarks.harness import ROOT, figures_of, require_known_code, write_record
 from benchmarks.local_curvature import KINDS, load
 from benchmarks.networks import dense, six_c_two_f, six_f
 from curvcert.bounds.curvature.compositional import compositional_bound
@@ -43,7 +43,6 @@ from curvcert.data import load as load_data
 from curvcert.network import LiveNetwork
 from curvcert.operators.estimates import NormEstimates
 from curvcert.picture_files import write_figure
-from curvcert.results import Record
 from curvcert.training import load_model
 
 mpl.use("Agg")
@@ -54,7 +53,7 @@ WIDTHS = {"784-100-100-10": (784, 100, 100, 10), "784-100^5-10": (784, 100, 100,
 RADII = [k / 100 for k in range(201)]
 FULL_PART = 1000
 DECIDED = (36 / 255, 72 / 255, 108 / 255)
-IMAGES = RESULTS.parent / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 CURVES = {"paper": "#999999", "without": "#4e79a7", "shell": "#e15759", "line": "#59a14f", "limit": "#bab0ac"}
 LABELS = {
     "paper": "the paper's anchored radius",
@@ -276,7 +275,7 @@ def main() -> None:
     elif options.speed:
         speed(options.speed, options.points, options.device, console)
     elif options.plots:
-        draw(Record.read(RESULTS / "shell.json").figures["networks"])
+        draw(figures_of("shell")["networks"])
     elif options.data:
         draw(compare(options.data / "MNIST" / "raw", options.points, options.epochs, console))
     else:

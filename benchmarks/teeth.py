@@ -33,9 +33,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.faults import FAULTS, Fault
-from benchmarks.harness import RESULTS, write_record
+from benchmarks.harness import read_record, write_record
 from curvcert.errors import InvalidInput
-from curvcert.results import Record
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
@@ -245,8 +244,8 @@ def commit_of(root: Path) -> str:
 
 def append_to_record(command: str, commit: str, found: dict[str, Any], clean: dict[str, float]) -> Path:
     """Append a run to the record; the earlier ones stay."""
-    path = RESULTS / "teeth.json"
-    runs = Record.read(path).figures["runs"] if path.exists() else []
+    known = read_record("teeth")
+    runs = known.figures["runs"] if known else []
     today = datetime.now(UTC).date().isoformat()
     run = {"created": today, "commit": commit, "faults": found, "seconds_without_fault": clean}
     return write_record("teeth", command, 0, {"limit_s": LIMIT, "threads": 1}, {"runs": [*runs, run]})

@@ -18,8 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import RESULTS, write_record
-from curvcert.results import Record
+from benchmarks.harness import read_record, write_record
 from curvcert.training import load_recipe, train
 
 NAME = "training"
@@ -47,8 +46,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that holds MNIST")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    path = RESULTS / f"{NAME}.json"
-    figures = dict(Record.read(path).figures) if path.is_file() else {}
+    known = read_record(NAME)
+    figures = known.figures if known else {}
     for recipe in options.recipes:
         figures[recipe] = measured(recipe, options.data, options.device)
         Console().print(recipe, figures[recipe]["clean"], figures[recipe]["certified"])

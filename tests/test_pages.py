@@ -5,36 +5,30 @@ and DATA stand for files that are there.  What is not run stands in `NOT_RUN` or
 options are parsed, so that a wrong one is found even there.
 """
 
-import argparse
 import contextlib
-import importlib
 import io
 import itertools
 import re
-import shlex
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
-from torch.distributed.run import get_args_parser as torchrun_parser
 
-from benchmarks import harness
 from curvcert import cli
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.cli.options import BUDGET_VARIABLE
 from curvcert.data import load_digits
+from curvcert.errors import InvalidInput
 from curvcert.falsifier import falsify_bound, save_counterexample
 from curvcert.nn import architecture
 from curvcert.training import load_recipe, save_model
+from tests.command_lines import Line, UsageError, commands, parse
 from tests.falsifier.tight import neuron, shortened
 
 pytestmark = pytest.mark.slow
@@ -42,17 +36,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")))
 
-GPU, DOWNLOAD = "needs a GPU", "downloads a data set"
+DOWNLOAD = "downloads a data set"
 NOT_RUN = {
     "curvcert certify net.onnx cifar10 --box 0 1 --eps 36/255,72/255 --out out": DOWNLOAD,
     "curvcert certify net.onnx cifar10 --box 0 1 --eps 36/255,72/255 --out out --resume": DOWNLOAD,
-    "curvcert reproduce anchored-depth --device cuda": GPU,
-    "curvcert reproduce attack-gap --device cuda": GPU,
-    "curvcert reproduce crc-vs-ccrc --device cuda": GPU,
-    "curvcert reproduce curvature-vs-lipschitz --device cuda": GPU,
-    "curvcert reproduce one-lipschitz-attacks --device cuda": GPU,
-    "curvcert reproduce tanh-anchor --device cuda": GPU,
-    "curvcert reproduce table1": "downloads a data set; tests/experiments runs the quick version",
     "curvcert train --recipe mnist-6f --set certificate=line --data-folder DIR --out runs/line": DOWNLOAD,
     "for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 curvcert certify net.onnx mnist --out out & done; wait": DOWNLOAD,
 }
@@ -60,7 +47,7 @@ NOT_RUN = {
 KINDS_NOT_RUN = {
     "make": "sets up an environment, or runs all tests",
     "pip": "changes the environment",
-    "python -m benchmarks": "measures for minutes or hours, and replaces a record",
+    "python -m benchmarks": "measures for minutes or hours, on a GPU too, and replaces a record",
     "torchrun": "starts processes, many of them on GPUs: tests/training/test_distributed.py does",
 }
 """Kinds of lines that are not run, whatever their options."""
@@ -79,28 +66,6 @@ class Python:
 
     code: str
     printed: str | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line for a shell, and the lines that the page shows below it."""
-
-    text: str
-    shown: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> list[str]:
-        """What a shell makes of the line; `python -m curvcert` is `curvcert`."""
-        words = shlex.split(self.text, comments=True)
-        return ["curvcert", *words[3:]] if words[1:3] == ["-m", "curvcert"] else words
-
-    @property
-    def kind(self) -> str:
-        """The program that it starts."""
-        words = self.words
-        if words[0] in ("python", "python3"):
-            return "python -m benchmarks" if words[2].startswith("benchmarks.") else words[2]
-        return words[0]
 
 
 def parts(text: str) -> list[Python | Line]:
@@ -148,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def provide(words: list[str]) -> list[str]:
     """Return the words with files in the place of capitals, and make those files."""
-    name = {"reproduce": "tanh-anchor", "train": "digits"}.get(words[0], "NAME")
+    name = {"train": "digits"}.get(words[0], "NAME")
     certificate = "certified/certificate.safetensors"
     stand_for = {"MODEL": "model.safetensors", "DATA": "data.npz", "DIR": "certified", "NAME": name}
     stand_for |= {"CERTIFICATE": certificate, "FILE": certificate}
@@ -228,83 +193,6 @@ def run(line: Line, where: str) -> None:
         assert shown.strip() == "..." or shown.rstrip() in map(str.rstrip, lines), f"{where}\ndoes not print {shown!r}"
 
 
-def commands() -> dict[str, typer.core.TyperCommand]:
-    """Return the subcommands of curvcert."""
-    return typer.main.get_command(cli.app).commands
-
-
-def parse(line: Line) -> None:
-    """Read the options of a line as the program would that it starts; fail if it would refuse them."""
-    PARSERS[line.kind](line.words)
-
-
-def parse_curvcert(words: list[str]) -> None:
-    commands()[words[1]].make_context(words[1], words[2:])
-
-
-def parse_loop(words: list[str]) -> None:
-    parse_curvcert(words[words.index("curvcert") : words.index("&")])
-
-
-def parse_torchrun(words: list[str]) -> None:
-    told = torchrun_parser().parse_args(words[1:])
-    assert told.module and told.training_script == "curvcert"
-    parse_curvcert(["curvcert", *told.training_script_args])
-
-
-def parse_make(words: list[str]) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for word in words[1:]:
-        name, sign, _ = word.partition("=")
-        assert re.search(rf"\$[({{]{name}[)}}]" if sign else rf"^{name}:", makefile, re.MULTILINE), word
-
-
-def parse_pip(words: list[str]) -> None:
-    command, *given = words[words.index("pip") + 1 :]
-    assert command == "install"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for word in given:
-        if wanted := re.fullmatch(r"curvcert\[([\w,]+)\]", word):
-            assert set(wanted[1].split(",")) <= extras.keys(), word
-        else:
-            assert word == "-c" or (ROOT / word).exists(), word
-
-
-class Parsed(Exception):
-    """Raised instead of going on: the options of a benchmark are right."""
-
-
-def parse_benchmark(words: list[str]) -> None:
-    module: ModuleType = importlib.import_module(words[2])
-    if not hasattr(module, "argparse"):
-        assert not words[3:] and callable(module.main), words
-        return
-    read = argparse.ArgumentParser.parse_args
-
-    def stop(self: argparse.ArgumentParser, *given: list[str]) -> argparse.Namespace:
-        read(self, *given)
-        raise Parsed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
-        patch.setattr(sys, "argv", words[2:])
-        patch.setattr(harness, "RESULTS", Path("no-such-folder"))
-        with pytest.raises(Parsed):
-            module.main()
-
-
-# typer may hold a click of its own: this is the class that its errors of usage derive from.
-UsageError = typer.BadParameter.__base__
-PARSERS = {
-    "curvcert": parse_curvcert,
-    "for": parse_loop,
-    "make": parse_make,
-    "pip": parse_pip,
-    "python -m benchmarks": parse_benchmark,
-    "torchrun": parse_torchrun,
-}
-
-
 def test_what_is_not_run_is_on_a_page() -> None:
     lines = [part for page in PAGES for part in parts((ROOT / page).read_text()) if isinstance(part, Line)]
     assert {line.text for line in lines} >= NOT_RUN.keys()
@@ -331,12 +219,16 @@ def test_the_examples_of_the_help_are_parsed(name: str) -> None:
         "python -m benchmarks.audit --network 20 --seeds 1",
         "python -m benchmarks.concept_pictures --quick",
         "python -m benchmarks.concepts",
+        "python -m benchmarks reproduce table2",
+        "python -m benchmarks reproduce table1 --rows 7F",
+        "python -m benchmarks reproduce tanh-anchor --dveice cuda",
+        "python -m benchmarks reprodce tanh-anchor",
         "torchrun --nprocs 4 -m curvcert train --recipe digits --out runs/four",
         "torchrun --nproc-per-node 4 -m curvcert train --recipe digits --uot runs/four",
     ],
 )
 def test_a_wrong_option_is_found(text: str) -> None:
-    with pytest.raises((AssertionError, ImportError, SystemExit, UsageError)):
+    with pytest.raises((AssertionError, ImportError, InvalidInput, KeyError, SystemExit, UsageError)):
         parse(Line(text))
 
 

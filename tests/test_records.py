@@ -1,16 +1,20 @@
 """The figures that pages quote are those of the records."""
 
+import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.performance_page import PAGE, code_of, filled, gpu_records
+from benchmarks.harness import read_record
+from benchmarks.performance_page import PAGE, code_of, gpu_records, performance_page
+from benchmarks.reproduce.results_page import short_table
 from benchmarks.settings import SETTINGS
-from curvcert.experiments import read_record
-from curvcert.experiments.results_page import short_table
 from curvcert.results import Record
+from tests.command_lines import Line, parse
 
 ROOT = Path(__file__).parents[1]
 TRAINED = Record.read(ROOT / "results/training.json").figures
@@ -63,14 +67,14 @@ def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
 
 
 def test_the_readme_shows_the_short_table_of_results() -> None:
-    record = read_record(ROOT / "results", "table1")
+    record = read_record("table1")
     assert record is not None
     assert short_table(record) in README
 
 
 def test_the_page_on_performance_holds_the_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert filled(page) == page, "run: python -m benchmarks.performance_page"
+    assert performance_page() == page, "run: python -m benchmarks pages"
 
 
 def test_every_record_of_a_gpu_is_found() -> None:
@@ -127,3 +131,29 @@ def test_the_page_on_training_quotes_the_settings(optimiser: str, rate: float, s
 def test_the_settings_of_the_record_are_those_of_the_benchmark() -> None:
     runs = Record.read(ROOT / "results/settings.json").figures["runs"]
     assert {run["setting"]: run["changes"] for run in runs} == SETTINGS
+
+
+def recorded_commands() -> Iterator[str]:
+    """Yield every command that a record, a row of one or a kept network names."""
+    found = {"command": [], "certify": []}
+    for path in sorted((ROOT / "results").rglob("*.json")):
+        for key, value in entries(json.loads(path.read_text(encoding="utf-8"))):
+            if key in found and value is not None:
+                found[key].append(value)
+    assert all(found.values())
+    yield from dict.fromkeys(found["command"] + found["certify"])
+
+
+def entries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every key of a JSON file with its value, however deep."""
+    if isinstance(content, dict):
+        yield from content.items()
+    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from entries(part)
+
+
+def test_every_recorded_command_is_one_that_there_is() -> None:
+    commands = list(recorded_commands())
+    assert len({command.split()[0] for command in commands}) > 1
+    for command in commands:
+        parse(Line(command))

@@ -69,8 +69,7 @@ def test_the_command_tells_what_was_found_and_appends_it(root: Path, monkeypatch
         fault("the-same", "* b", "* (b + 0)"),
         fault("elsewhere", "return 1", "return 2"),
     )
-    for module in (teeth, harness):
-        monkeypatch.setattr(module, "RESULTS", root.parent / "results")
+    monkeypatch.setattr(harness, "RESULTS", root.parent / "results")
     monkeypatch.setattr(teeth, "ROOT", root)
     monkeypatch.setattr(teeth, "FAULTS", faults)
     monkeypatch.setattr(teeth, "commit_of", lambda _: "0" * 40)

@@ -20,7 +20,6 @@ from curvcert.cli.bound import bound_command
 from curvcert.cli.certify import certify_command
 from curvcert.cli.check import check_command
 from curvcert.cli.demo import demo
-from curvcert.cli.reproduce import reproduce_command
 from curvcert.cli.terminal import outlets, visible
 from curvcert.cli.train import train_command
 from curvcert.errors import CannotWrite, CurvcertError, SoundnessError
@@ -37,7 +36,6 @@ app.command("certify")(certify_command)
 app.command("check")(check_command)
 app.command("train")(train_command)
 app.command("audit")(audit_command)
-app.command("reproduce")(reproduce_command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -73,8 +71,8 @@ def root(
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error ends it with a line or two, and with its traceback only after --debug."""
+def main(arguments: Sequence[str] | None = None, commands: typer.Typer | None = None) -> None:
+    """Run a command line, our own; an error ends it with a line or two, and with its traceback only after --debug."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -82,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings.showwarning = _show_warning
         try:
             with outlets():
-                app(words)
+                (commands or app)(words)
         except Exception as error:
             status, message = _told(error, debug)
             with outlets():

@@ -11,7 +11,7 @@ from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 
 BUDGET_VARIABLE = "CURVCERT_BUDGET"
-"""The environment variable by which `audit`, `reproduce` and `train` do a share of their work, to try a line out."""
+"""The environment variable by which `audit` and `train` do a share of their work, to try a line out."""
 
 ModelName = Annotated[
     str,

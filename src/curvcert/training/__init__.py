@@ -2,6 +2,7 @@
 
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import Place, Ranks, RanksApart, joined, place_from
+from curvcert.training.kept import load_kept, read_digests
 from curvcert.training.loop import TrainingResult, train, train_side_by_side
 from curvcert.training.model_file import MODEL, load_model, load_trained, save_model
 from curvcert.training.multiplier import Multiplier
@@ -23,11 +24,13 @@ __all__ = [
     "checkpoints",
     "joined",
     "load_checkpoint",
+    "load_kept",
     "load_model",
     "load_recipe",
     "load_trained",
     "make_model",
     "place_from",
+    "read_digests",
     "recipe_from_dict",
     "recipe_names",
     "save_checkpoint",

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
+from benchmarks.reproduce.experiment import Experiment, Options, make_record, save_arrays
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
-from curvcert.experiments.experiment import Experiment, Options, make_record, save_arrays
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
 from curvcert.results import Record

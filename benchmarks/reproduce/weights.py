@@ -1,39 +1,19 @@
-"""The weights behind the records: in float16, named, with their digests, so that anybody can certify them again.
+"""Keeping the weights behind the records, for `curvcert.training.kept` to read: those of models below 5 MB."""
 
-RESULTS/weights holds NAME.safetensors for every model below 5 MB, and digests.json: for every model, the larger ones
-too, the SHA-256 of its file, the records that were measured on it, and the command that certifies it again.
-"""
-
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.experiments.experiment import RADII
-from curvcert.experiments.models import ROUNDED, model_folder
-from curvcert.training import Recipe, load_model
+from benchmarks.reproduce.experiment import RADII
+from benchmarks.reproduce.models import ROUNDED, model_folder
+from curvcert.errors import InvalidInput
+from curvcert.training import Recipe, read_digests
+from curvcert.training.kept import DIGESTS, FOLDER, file_digest
 from curvcert.whole_files import write_whole
 
-FOLDER, DIGESTS = "weights", "digests.json"
 KEPT_BELOW = 5_000_000
 """Bytes; larger files are told by their digest alone."""
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "empty"
-    ...     _ = path.write_bytes(b"")
-    ...     digest(path)[:16]
-    'e3b0c44298fc1c14'
-    """
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def described(models: Mapping[str, Recipe], out: Path) -> dict[str, dict[str, Any]]:
@@ -54,7 +34,7 @@ def _described(name: str, path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidInput(f"The weights that were measured are not in {path}. Put the file there, or measure again.")
     size = path.stat().st_size
-    facts = {"sha256": digest(path), "bytes": size}
+    facts = {"sha256": file_digest(path), "bytes": size}
     if size < KEPT_BELOW:
         return {**facts, "file": f"{FOLDER}/{name}.safetensors"}
     why = f"{size / 1e6:.1f} MB, and {KEPT_BELOW / 1e6:g} MB is the most that is kept: its command trains it again"
@@ -88,9 +68,9 @@ def keep_weights(
 
 
 def _copy(path: Path, to: Path, sha256: str) -> None:
-    if to.is_file() and digest(to) == sha256:
+    if to.is_file() and file_digest(to) == sha256:
         return
-    if not path.is_file() or digest(path) != sha256:
+    if not path.is_file() or file_digest(path) != sha256:
         raise InvalidInput(f"{path} is missing, or is not the file that was measured, SHA-256 {sha256}. Put it there.")
     write_whole(to, path.read_bytes())
 
@@ -100,41 +80,3 @@ def _certify_command(name: str, facts: Mapping[str, Any], recipe: Recipe) -> str
         return None
     radii = ",".join(RADII)
     return f"curvcert certify results/{facts['file']} {recipe.data} --eps {radii} --out runs/{name}"
-
-
-def read_digests(results: Path) -> dict[str, dict[str, Any]]:
-    """Return what RESULTS/weights/digests.json tells of every model; nothing where there is none.
-
-    >>> read_digests(Path("no-such-folder"))
-    {}
-    """
-    path = results / FOLDER / DIGESTS
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidFile(f"{path} is not JSON: {error}. Get it anew.") from None
-    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
-        raise InvalidFile(f"{path} holds no models with their digests. Get it anew.")
-    return content
-
-
-def load_kept(results: Path | str, name: str) -> tuple[nn.Module, Recipe]:
-    """Return a model of RESULTS/weights in eval mode, and its recipe, once its file has the digest that was recorded.
-
-    Raises:
-        InvalidInput: if there is no such model, or its weights are not kept.
-        InvalidFile: if the file is not the one that was measured.
-    """
-    results = Path(results)
-    digests = read_digests(results)
-    if name not in digests:
-        raise InvalidInput(f"{results / FOLDER} has no model {name!r}. There are: {', '.join(digests) or 'none'}.")
-    facts = digests[name]
-    if facts["file"] is None:
-        raise InvalidInput(f"The weights of {name} are not kept: {facts['why']}.")
-    path = results / facts["file"]
-    if not path.is_file() or digest(path) != facts["sha256"]:
-        raise InvalidFile(f"{path} is missing or altered: its SHA-256 is not {facts['sha256']}. Get it anew.")
-    return load_model(path)

@@ -1,21 +1,15 @@
-"""The page "Results": ours beside the paper's, written from the records alone.
+"""The page "Results": ours beside the paper's, written from the records alone."""
 
-python -m curvcert.experiments.results_page results docs/results.md
-"""
-
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from curvcert.errors import InvalidInput
-from curvcert.experiments.experiment import RADII
-from curvcert.experiments.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ, LOT_XS, TABLE_1, TANH_SLOPE_AT_2
-from curvcert.experiments.reproducing import read_record
-from curvcert.experiments.table1 import BEYOND, RECIPES, Row, all_rows, better_seed
-from curvcert.experiments.weights import read_digests
+from benchmarks.harness import read_record
+from benchmarks.reproduce.experiment import RADII
+from benchmarks.reproduce.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ, LOT_XS, TABLE_1, TANH_SLOPE_AT_2
+from benchmarks.reproduce.table1 import BEYOND, RECIPES, Row, all_rows, better_seed
 from curvcert.results import Record
-from curvcert.whole_files import write_whole
+from curvcert.training import read_digests
 
 NOT_YET = "not yet measured"
 TEST_SET = 10_000
@@ -57,25 +51,25 @@ certified is proven as on a CPU; the two decide a sample differently at a radius
 commands of the records:
 
 ```python
-from pathlib import Path
-from curvcert.experiments import EXPERIMENTS, read_record
+from benchmarks.harness import read_record
+from benchmarks.reproduce import EXPERIMENTS
 
 for name, experiment in EXPERIMENTS.items():
-    record = read_record(Path("results"), name)
+    record = read_record(name)
     print(f"{name:24}", "not yet measured" if record is None else record.command)
 ```
 
-`curvcert reproduce list` tells what there is, and `curvcert reproduce NAME --quick` runs a small version of it in
-seconds, which checks the pipeline and never the figures.
+`python -m benchmarks --help` tells what there is, and `python -m benchmarks reproduce NAME --quick` runs a small
+version of it in seconds, which checks the pipeline and never the figures. They need a checkout, as their weights do.
 """
 
 _WEIGHTS = """The networks that were measured, in float16, so that anybody can certify them again; those over 5 MB are
 told by their digest alone. `results/weights/digests.json` has every digest in full, and the command that certifies it:
 
 ```python
-from curvcert.experiments import load_kept, read_digests
+from curvcert.training import load_kept, read_digests
 
-for name, facts in read_digests(Path("results")).items():
+for name, facts in read_digests("results").items():
     print(f"{name:24}", facts["certify"] or facts["why"])
 
 model, recipe = load_kept("results", "MNIST-3F-standard-seed0")  # refused if the file is not the one that was measured
@@ -85,7 +79,7 @@ model, recipe = load_kept("results", "MNIST-3F-standard-seed0")  # refused if th
 recorded clean accuracy of the MNIST networks. Without an accelerator the convolutional ones need patience: minutes for
 the constants, and seconds an image. `curvcert check` covers layers of up to 4,096 neurons: the dense networks, and not
 the convolutional ones. A file that is copied to its `place` in `digests.json` is what
-`curvcert reproduce NAME --out OUT` measures, without training."""
+`python -m benchmarks reproduce NAME --out OUT` measures, without training."""
 
 
 def results_page(folder: Path | str) -> str:
@@ -97,14 +91,14 @@ def results_page(folder: Path | str) -> str:
     folder = Path(folder)
     sections = (
         _INTRODUCTION,
-        _table1(read_record(folder, "table1")),
-        _crc(read_record(folder, "crc-vs-ccrc")),
-        _depth(read_record(folder, "anchored-depth")),
-        _attacks({name: read_record(folder, name) for name in ("attack-gap", "attack-histogram")}),
-        _one_lipschitz(read_record(folder, "one-lipschitz-attacks")),
-        _curvature(read_record(folder, "curvature-vs-lipschitz")),
-        _tanh(read_record(folder, "tanh-anchor")),
-        _complexity(read_record(folder, "complexity")),
+        _table1(read_record("table1", folder)),
+        _crc(read_record("crc-vs-ccrc", folder)),
+        _depth(read_record("anchored-depth", folder)),
+        _attacks({name: read_record(name, folder) for name in ("attack-gap", "attack-histogram")}),
+        _one_lipschitz(read_record("one-lipschitz-attacks", folder)),
+        _curvature(read_record("curvature-vs-lipschitz", folder)),
+        _tanh(read_record("tanh-anchor", folder)),
+        _complexity(read_record("complexity", folder)),
         _weights(read_digests(folder)),
     )
     return "\n".join(sections)
@@ -143,7 +137,7 @@ def _table1(record: Record | None) -> str:
     )
     columns = ("model", "method", "numbers", "seed", "epochs", "clean", *RADII, "PGD at 36 / 72 / 108", "seconds", "on")
     parts = [short_table(record), _beyond(record), more, _table(columns, lines)]
-    return _section("Table 1: certified accuracy", "table1", text, "\n\n".join(parts), record)
+    return _section("Table 1: certified accuracy", ["table1"], text, "\n\n".join(parts), record)
 
 
 def _beyond(record: Record | None) -> str:
@@ -256,7 +250,7 @@ def _crc(record: Record | None) -> str:
         for name, title in names.items()
     ]
     table = _table(("bound", "median radius", "mean radius", "samples above CRC", "samples above the paper's"), lines)
-    return _section("CRC against CCRC", "crc-vs-ccrc", text, table, record)
+    return _section("CRC against CCRC", ["crc-vs-ccrc"], text, table, record)
 
 
 def _depth(record: Record | None) -> str:
@@ -266,7 +260,7 @@ def _depth(record: Record | None) -> str:
         cells = [_beside(network[name]) for name in ("lipschitz", "curvature")]
         lines.append([f"{network['depth']}", *(cell for pair in cells for cell in pair)])
     columns = ("layers", "global L", "anchored L", "global K", "anchored K")
-    return _section("Anchored constants over depth", "anchored-depth", text, _table(columns, lines, 5), record)
+    return _section("Anchored constants over depth", ["anchored-depth"], text, _table(columns, lines, 5), record)
 
 
 def _beside(constant: Mapping[str, float]) -> tuple[str, str]:
@@ -304,7 +298,7 @@ def _attacks(records: Mapping[str, Record | None]) -> str:
         ("robust accuracy at most, by witnesses", f"{ATTACKS_6F['at_most']}", _cell(ours.get("at_most"), ".2f")),
     )
     table = _table(("", "the paper reports", "measured"), [list(row) for row in rows])
-    return _section("Attack certificates", "attack-histogram` and `attack-gap", text, table, record, pictures)
+    return _section("Attack certificates", ("attack-histogram", "attack-gap"), text, table, record, pictures)
 
 
 def _cell(value: float | None, form: str = "") -> str:
@@ -326,7 +320,7 @@ def _one_lipschitz(record: Record | None) -> str:
         "times the rounding error of the network's own dtype."
     )
     table = _table(("", "the paper reports", "the paper's K, sound norms", "our K"), lines)
-    return _section("Attack certificates of a 1-Lipschitz network", "one-lipschitz-attacks", text, table, record)
+    return _section("Attack certificates of a 1-Lipschitz network", ["one-lipschitz-attacks"], text, table, record)
 
 
 def _curvature(record: Record | None) -> str:
@@ -343,14 +337,16 @@ def _curvature(record: Record | None) -> str:
             measured = [*medians, f"{f['condition_holds']:.2f}%"]
         lines.append([title, *measured])
     columns = ("", "median Lipschitz radius", "median curvature radius", "condition holds for")
-    return _section("Curvature against Lipschitz radii", "curvature-vs-lipschitz", text, _table(columns, lines), record)
+    return _section(
+        "Curvature against Lipschitz radii", ["curvature-vs-lipschitz"], text, _table(columns, lines), record
+    )
 
 
 def _tanh(record: Record | None) -> str:
     measured = f"{record.figures['anchored_slope_at_2']:.10f}" if record else NOT_YET
     lines = [["anchored slope at 2", f"below {TANH_SLOPE_AT_2}", measured]]
     table = _table(("", "the paper reports", "measured"), lines)
-    return _section("The tanh picture", "tanh-anchor", "", table, record)
+    return _section("The tanh picture", ["tanh-anchor"], "", table, record)
 
 
 def _complexity(record: Record | None) -> str:
@@ -362,7 +358,7 @@ def _complexity(record: Record | None) -> str:
     for name, growth in (record.figures["growth_with_depth"] if record else {}).items():
         lines.append([name, f"{growth:.2f}", f"{record.figures['growth_with_width'][name]:.2f}" if record else ""])
     columns = ("bound", "with depth", "with width")
-    return _section("Time", "complexity", text, _table(columns, lines, 3), record)
+    return _section("Time", ["complexity"], text, _table(columns, lines, 3), record)
 
 
 def _weights(digests: Mapping[str, Mapping[str, Any]]) -> str:
@@ -375,9 +371,19 @@ def _weights(digests: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _section(
-    title: str, command: str, text: str, table: str, record: Record | None, pictures: Sequence[str] | None = None
+    title: str,
+    names: Sequence[str],
+    text: str,
+    table: str,
+    record: Record | None,
+    pictures: Sequence[str] | None = None,
 ) -> str:
-    parts = [f"## {title}", f"`curvcert reproduce`: `{command}`.", *([text] if text else []), table]
+    parts = [
+        f"## {title}",
+        " and ".join(f"`python -m benchmarks reproduce {name}`" for name in names) + ".",
+        *([text] if text else []),
+        table,
+    ]
     if record is not None:
         parts += [f"![{PICTURES[name]}](images/results/{name}.svg)" for name in pictures or [record.name]]
         parts.append(f"{_made(record)}.")
@@ -397,14 +403,3 @@ def _table(columns: tuple[str, ...], lines: list[list[str]], width: int | None =
     lines = lines or [[NOT_YET, *[""] * ((width or len(columns)) - 1)]]
     rows = [list(columns), ["---"] * len(columns), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def main(words: list[str]) -> None:
-    """Write the page."""
-    if len(words) != 2:
-        raise InvalidInput(f"Expected the folder of the records and the page to write, got {len(words)} words.")
-    write_whole(words[1], results_page(words[0]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

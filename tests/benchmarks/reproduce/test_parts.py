@@ -1,7 +1,6 @@
 """The frame's parts: rows by pattern, recipes, kept models, arrays, and a search that contradicts a certificate."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,25 +10,23 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.harness import read_record
+from benchmarks.reproduce import EXPERIMENTS, Options, load_arrays
+from benchmarks.reproduce.certificates_of_the_paper import paper_pair_curvature, paper_radii
+from benchmarks.reproduce.experiment import make_record, save_arrays
+from benchmarks.reproduce.figures import draw_figures
+from benchmarks.reproduce.models import Subject, experiment_recipe, experiment_recipes, on_digits, small_dense, trained
+from benchmarks.reproduce.paper_numbers import TABLE_1
+from benchmarks.reproduce.results_page import PICTURES, results_page, short_table
+from benchmarks.reproduce.searching import require_consistent, searched_distances
+from benchmarks.reproduce.table1 import CLAIMS, RECIPES, all_rows, chosen_rows
 from curvcert.bounds.curvature import curvature
 from curvcert.data import load_digits
 from curvcert.errors import InvalidFile, InvalidInput, SoundnessError
-from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record
-from curvcert.experiments.certificates_of_the_paper import paper_pair_curvature, paper_radii
-from curvcert.experiments.experiment import make_record, save_arrays
-from curvcert.experiments.figures import draw_figures
-from curvcert.experiments.figures import main as figures_main
-from curvcert.experiments.keeping import main as keeping_main
-from curvcert.experiments.models import Subject, experiment_recipe, experiment_recipes, on_digits, small_dense, trained
-from curvcert.experiments.paper_numbers import TABLE_1
-from curvcert.experiments.results_page import PICTURES, results_page, short_table
-from curvcert.experiments.results_page import main as page_main
-from curvcert.experiments.searching import require_consistent, searched_distances
-from curvcert.experiments.table1 import CLAIMS, RECIPES, all_rows, chosen_rows
 from curvcert.network import trace
 from curvcert.operators import NormBounds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_rows_by_pattern() -> None:
@@ -178,7 +175,7 @@ def test_the_short_table_says_whether_ours_is_above() -> None:
 def test_pictures_of_the_page_are_those_of_the_records() -> None:
     page = results_page(ROOT / "results")
     shown = re.findall(r"^!\[(.+)\]\(images/results/(.+)\.svg\)$", page, re.MULTILINE)
-    assert {name for _, name in shown} == {name for name in EXPERIMENTS if read_record(ROOT / "results", name)}
+    assert {name for _, name in shown} == {name for name in EXPERIMENTS if read_record(name)}
     assert {path.stem for path in (ROOT / "docs/images/results").iterdir()} == {name for _, name in shown}
     assert set(PICTURES) == set(EXPERIMENTS)
 
@@ -193,12 +190,6 @@ def test_a_picture_drawn_again_has_the_same_bytes(tmp_path: Path) -> None:
         assert content.startswith(b"<?xml")
         assert content == (tmp_path / "one" / path.name).read_bytes()
         assert b"<dc:date>" not in content
-
-
-@pytest.mark.parametrize("main", [page_main, figures_main, keeping_main])
-def test_commands_that_lack_a_word(main: Callable[[list[str]], None]) -> None:
-    with pytest.raises(InvalidInput, match="got 1 words"):
-        main(["results"])
 
 
 def test_tables_of_the_page_are_rectangular() -> None:

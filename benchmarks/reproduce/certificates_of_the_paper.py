@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from benchmarks.reproduce.models import Subject
 from curvcert.bounds.curvature import Compositional
 from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.lipschitz import lipschitz
@@ -18,7 +19,6 @@ from curvcert.bounds.lipschitz.problem import Problem, all_pairs, make_problem
 from curvcert.certificates.constants import pair_deviations, pair_table
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import curvature_radius
-from curvcert.experiments.models import Subject
 from curvcert.network import Block, Network
 from curvcert.operators import NormBounds
 from curvcert.rounding import inflate

@@ -1,5 +1,6 @@
-"""`curvcert reproduce`: its help, a run, a picture drawn again, and one line for whatever a person gets wrong."""
+"""`python -m benchmarks`: its help, a run, a picture drawn again, and one line for whatever a person gets wrong."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -8,24 +9,35 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from curvcert.cli.reproduce import reproduce_command
+from benchmarks.command_line import app, benchmarks
+from benchmarks.reproduce import EXPERIMENTS
 from curvcert.errors import InvalidInput
-from curvcert.experiments import EXPERIMENTS
-
-app = typer.Typer()
-app.command("reproduce")(reproduce_command)
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "TERM": "dumb"})
+    return CliRunner().invoke(
+        app, ["reproduce", *(str(word) for word in words)], env={"COLUMNS": "200", "TERM": "dumb"}
+    )
 
 
-def test_help_and_list() -> None:
+def test_the_help_lists_everything_there_is_to_run() -> None:
+    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert all(f"  python -m benchmarks reproduce {name}\n" in told for name in EXPERIMENTS)
+    assert "python -m benchmarks.audit\n        A large audit: " in told
+    assert "benchmarks.harness" not in told
+    for command in benchmarks():
+        assert callable(importlib.import_module(command.split()[-1]).main)
+
+
+def test_every_help_teaches_by_example() -> None:
+    for name, command in typer.main.get_command(app).commands.items():
+        assert f"python -m benchmarks {name}" in command.help
+
+
+def test_help() -> None:
     text = run("--help").output
     for word in ("--quick", "--rows", "--epochs", "--results", "--redraw", "--device", "--data-folder", "table1"):
         assert word in text
-    listed = run("list").output
-    assert all(name in listed for name in EXPERIMENTS)
 
 
 def test_a_run_and_its_picture_again(tmp_path: Path) -> None:
@@ -57,4 +69,4 @@ def test_what_a_person_gets_wrong(tmp_path: Path, words: tuple[str, ...], messag
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run("tanh-anchor", "--quick", "--out", tmp_path / "file" / "out")
-    assert "Choose another folder" in str(done.exception)
+    assert "Choose another name" in str(done.exception)

@@ -7,10 +7,10 @@ Trials: one network, all test images.
 
 from pathlib import Path
 
-from curvcert.experiments.attack_certificates import attack_record, curvature_trained, curvature_trained_model
-from curvcert.experiments.drawing import BLUE, GREY, ORANGE, finish, panels
-from curvcert.experiments.experiment import Experiment, Options
-from curvcert.experiments.paper_numbers import ATTACKS_6F
+from benchmarks.drawing import BLUE, GREY, ORANGE, finish, panels
+from benchmarks.reproduce.attack_certificates import attack_record, curvature_trained, curvature_trained_model
+from benchmarks.reproduce.experiment import Experiment, Options
+from benchmarks.reproduce.paper_numbers import ATTACKS_6F
 from curvcert.results import Record
 
 NAME = "attack-gap"

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.drawing import BLUE, ORANGE, finish, panels
+from benchmarks.reproduce.experiment import Experiment, Options, make_record, percent, save_arrays
+from benchmarks.reproduce.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.experiments.drawing import BLUE, ORANGE, finish, panels
-from curvcert.experiments.experiment import Experiment, Options, make_record, percent, save_arrays
-from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
 from curvcert.results import Record
 from curvcert.training import Recipe
 

@@ -1,9 +1,7 @@
 """The networks of the experiments: trained from recipes and kept, or, for quick runs, small ones on the digits."""
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import final
 
@@ -11,14 +9,15 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from benchmarks.reproduce.experiment import Options
 from curvcert.data import load
 from curvcert.errors import InvalidInput
-from curvcert.experiments.experiment import Options
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
 from curvcert.results import Record
-from curvcert.training import MODEL, Recipe, load_model, load_trained, recipe_from_dict, save_model, train
+from curvcert.training import MODEL, Recipe, load_model, load_recipe, load_trained, save_model, train
 
+RECIPES = Path(__file__).with_name("recipes")
 _CERTIFIED_AT_ONCE = 10
 """Samples that `train` certifies at its end: the experiment certifies by its own methods."""
 
@@ -57,8 +56,7 @@ def experiment_recipe(name: str) -> Recipe:
     """
     if name not in experiment_recipes():
         raise InvalidInput(f"The experiments have no recipe {name!r}. There are {', '.join(experiment_recipes())}.")
-    file = resources.files("curvcert.experiments") / "recipes" / f"{name}.toml"
-    return recipe_from_dict(tomllib.loads(file.read_text(encoding="utf-8")), f"The recipe {name}")
+    return load_recipe(RECIPES / f"{name}.toml")
 
 
 def experiment_recipes() -> list[str]:
@@ -67,8 +65,7 @@ def experiment_recipes() -> list[str]:
     >>> "6c2f-ours" in experiment_recipes()
     True
     """
-    folder = resources.files("curvcert.experiments") / "recipes"
-    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml"))
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def on_digits(recipe: Recipe) -> Recipe:
@@ -152,7 +149,7 @@ def with_options(recipe: Recipe, options: Options, seed: int | None = None) -> R
 def recipe_behind(name: str, record: Record) -> Recipe:
     """Return the recipe of the experiments that a record's model was trained by: its seed, and its epochs if told.
 
-    >>> from curvcert.experiments.experiment import make_record
+    >>> from benchmarks.reproduce.experiment import make_record
     >>> made = make_record("crc-vs-ccrc", Options(Path("runs"), seed=1, epochs=3), {}, {})
     >>> recipe = recipe_behind("mnist-6f-ccrc", made)
     >>> recipe.seed, recipe.epochs

@@ -7,10 +7,10 @@ Trials: one network, all test images.
 
 from torch import nn
 
-from curvcert.experiments.attack_certificates import attack_record, draw_histogram
-from curvcert.experiments.experiment import Experiment, Options
-from curvcert.experiments.models import experiment_recipe, fitted, recipe_behind, subject, with_options
-from curvcert.experiments.paper_numbers import ATTACKS_ONE_LIPSCHITZ
+from benchmarks.reproduce.attack_certificates import attack_record, draw_histogram
+from benchmarks.reproduce.experiment import Experiment, Options
+from benchmarks.reproduce.models import experiment_recipe, fitted, recipe_behind, subject, with_options
+from benchmarks.reproduce.paper_numbers import ATTACKS_ONE_LIPSCHITZ
 from curvcert.nn import SLLDense, UnitRowLinear
 from curvcert.results import Record
 from curvcert.training import Recipe

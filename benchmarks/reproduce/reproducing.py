@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.harness import record_path
+from benchmarks.reproduce.experiment import Experiment, Options
+from benchmarks.reproduce.weights import described, keep_weights
 from curvcert.errors import InvalidInput
-from curvcert.experiments.experiment import Experiment, Options
-from curvcert.experiments.weights import described, keep_weights
 from curvcert.folder_lock import locked
 from curvcert.results import Record
 from curvcert.whole_files import write_whole
@@ -15,7 +16,7 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     """Run an experiment, write OUT/NAME.json, .npz and .png, and copy the first two to `results` if it is given.
 
     >>> import tempfile
-    >>> from curvcert.experiments.tanh_anchor import TANH_ANCHOR
+    >>> from benchmarks.reproduce.tanh_anchor import TANH_ANCHOR
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     record = reproduce(TANH_ANCHOR, Options(Path(folder), quick=True))
     ...     sorted(path.name for path in Path(folder).iterdir())
@@ -28,9 +29,9 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     """
     if options.quick and results is not None:
         raise InvalidInput("A quick run checks the pipeline, never the figures: it is not kept among the results.")
-    with locked(options.out, f"curvcert reproduce {experiment.name}"):
+    with locked(options.out, f"python -m benchmarks reproduce {experiment.name}"):
         record = with_weights(experiment, experiment.run(options), options.out)
-        record.write(record_path(options.out, experiment.name))
+        record.write(record_path(experiment.name, options.out))
         experiment.draw(record, options.out / f"{experiment.name}.png")
         if results is not None:
             keep(experiment, options.out, results)
@@ -47,7 +48,7 @@ def with_weights(experiment: Experiment, record: Record, out: Path) -> Record:
 
 def keep(experiment: Experiment, out: Path, results: Path) -> None:
     """Copy a record, its arrays, its rows and the small weights of its models to the results."""
-    for path in [record_path(out, experiment.name), *sorted((out / experiment.name).glob("*.json"))]:
+    for path in [record_path(experiment.name, out), *sorted((out / experiment.name).glob("*.json"))]:
         name = path.relative_to(out).with_suffix("")
         record = with_weights(experiment, Record.read(path), out)
         weights = record.config.get("weights", {})
@@ -56,22 +57,3 @@ def keep(experiment: Experiment, out: Path, results: Path) -> None:
         arrays = path.with_suffix(".npz")
         if arrays.is_file():
             write_whole(results / name.with_suffix(".npz"), arrays.read_bytes())
-
-
-def record_path(folder: Path, name: str) -> Path:
-    """Return where the record of an experiment is kept.
-
-    >>> record_path(Path("results"), "table1").as_posix()
-    'results/table1.json'
-    """
-    return folder / f"{name}.json"
-
-
-def read_record(folder: Path | str, name: str) -> Record | None:
-    """Return the record of an experiment, or None where it has not been measured.
-
-    >>> read_record("no-such-folder", "table1") is None
-    True
-    """
-    path = record_path(Path(folder), name)
-    return Record.read(path) if path.is_file() else None

@@ -1,22 +1,21 @@
-"""`curvcert reproduce`: make a table or a figure of the paper again, and its record."""
+"""`python -m benchmarks reproduce`: make a table or a figure of the paper again, and its record."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from benchmarks.harness import read_record
+from benchmarks.reproduce import EXPERIMENTS, Experiment, Options, reproduce
+from benchmarks.reproduce.table1 import TABLE1, chosen_rows
 from curvcert.cli import options as shared
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
-from curvcert.experiments import EXPERIMENTS, Experiment, Options, read_record, reproduce
 from curvcert.training.distributed import require_device
 
 
 def reproduce_command(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(EXPERIMENTS)}; or list.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of: {', '.join(EXPERIMENTS)}.", show_default=False)],
     out: Annotated[
         Path, typer.Option(help="The folder for the record, its arrays, its picture and the models.")
     ] = Path("runs/reproduce"),
@@ -50,29 +49,22 @@ def reproduce_command(
 
     A second, without data or training:
 
-        curvcert reproduce tanh-anchor
+        python -m benchmarks reproduce tanh-anchor
 
     Table 1 in parts, on an accelerator; what is made already is not made again:
 
-        curvcert reproduce table1 --rows 6F/ours --device cuda --data-folder data
+        python -m benchmarks reproduce table1 --rows 6F/ours --device cuda --data-folder data
 
-        curvcert reproduce table1 --device cuda --data-folder data --results results
+        python -m benchmarks reproduce table1 --device cuda --data-folder data --results results
 
-    OUT then holds NAME.json (the record), NAME.npz (radii, one a sample), NAME.png and models/.
+    OUT then holds NAME.json (the record), NAME.npz (radii, one per sample), NAME.png and models/.
     """
     output = Output(json, quiet)
-    if name == "list":
-        output.show(experiments_table())
-        output.answer("\n".join(EXPERIMENTS), {key: item.claim for key, item in EXPERIMENTS.items()})
-        return
-    experiment = _experiment(name)
-    if rows and name != "table1":
-        raise InvalidInput(f"--rows chooses rows of table1, {name} has none. Leave it out.")
+    experiment = chosen_experiment(name, tuple(rows or ()), quick)
     picture = out / f"{name}.png"
     if redraw:
         _redraw(experiment, results or out, picture)
     else:
-        quick = quick or shared.budget_share(output) < 1
         chosen = Options(
             out=out,
             data_folder=data_folder,
@@ -93,26 +85,27 @@ def reproduce_command(
     output.answer(str(record), {"command": "reproduce", "name": name, "record": record, "picture": picture})
 
 
-def experiments_table() -> Table:
-    """Return what can be reproduced."""
-    table = Table(title="What `curvcert reproduce` makes")
-    for column in ("name", "in the paper", "claim"):
-        table.add_column(column)
-    for item in EXPERIMENTS.values():
-        table.add_row(item.name, item.where, item.claim)
-    return table
+def chosen_experiment(name: str, rows: tuple[str, ...] = (), quick: bool = False) -> Experiment:
+    """Return an experiment by its name, once it has the rows that are asked for.
 
+    >>> chosen_experiment("table1", ("6F/ours",)).where
+    'Table 1'
 
-def _experiment(name: str) -> Experiment:
+    Raises:
+        InvalidInput: if there is no such experiment, or it has no such rows.
+    """
     if name not in EXPERIMENTS:
         raise InvalidInput(f"No experiment is called {name!r}. There are {', '.join(EXPERIMENTS)}.")
+    if rows and name != TABLE1.name:
+        raise InvalidInput(f"--rows chooses rows of {TABLE1.name}, {name} has none. Leave it out.")
+    chosen_rows(rows, quick)
     return EXPERIMENTS[name]
 
 
 def _redraw(experiment: Experiment, folder: Path, picture: Path) -> None:
-    record = read_record(folder, experiment.name)
+    record = read_record(experiment.name, folder)
     if record is None:
         raise InvalidInput(
-            f"{folder} has no record of {experiment.name}. Make it: curvcert reproduce {experiment.name}."
+            f"{folder} has no record of {experiment.name}. Make it: python -m benchmarks reproduce {experiment.name}."
         )
     experiment.draw(record, picture)

@@ -14,14 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from curvcert.bounds.curvature import curvature
-from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_eigenvalue_bounds, crc_radii
-from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import Global
-from curvcert.certificates.constants import pair_table
-from curvcert.experiments.certificates_of_the_paper import paper_pair_curvature
-from curvcert.experiments.drawing import BLUE, GREEN, GREY, ORANGE, bars, finish, panels
-from curvcert.experiments.experiment import (
+from benchmarks.drawing import BLUE, GREEN, GREY, ORANGE, bars, finish, panels
+from benchmarks.reproduce.certificates_of_the_paper import paper_pair_curvature
+from benchmarks.reproduce.experiment import (
     Experiment,
     Options,
     common_span,
@@ -30,7 +25,12 @@ from curvcert.experiments.experiment import (
     percent,
     save_arrays,
 )
-from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from benchmarks.reproduce.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from curvcert.bounds.curvature import curvature
+from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_eigenvalue_bounds, crc_radii
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Global
+from curvcert.certificates.constants import pair_table
 from curvcert.network import Network
 from curvcert.results import Record
 from curvcert.training import Recipe

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.drawing import BLUE, GREY, ORANGE, finish, panels
+from benchmarks.reproduce.experiment import Experiment, Options, make_record, save_arrays
+from benchmarks.reproduce.paper_numbers import TANH_SLOPE_AT_2
 from curvcert.activations import TANH, anchored_curvature_range, anchored_slope_range
-from curvcert.experiments.drawing import BLUE, GREY, ORANGE, finish, panels
-from curvcert.experiments.experiment import Experiment, Options, make_record, save_arrays
-from curvcert.experiments.paper_numbers import TANH_SLOPE_AT_2
 from curvcert.results import Record
 
 NAME = "tanh-anchor"

@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.drawing import BLUE, GREY, ORANGE, bars, finish, panels
+from benchmarks.reproduce.certificates_of_the_paper import evaluator, paper_pair_curvature
+from benchmarks.reproduce.experiment import Options, histogram, make_record, percent, save_arrays
+from benchmarks.reproduce.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from benchmarks.reproduce.searching import require_consistent, searched_distances
 from curvcert.bounds.curvature import curvature
 from curvcert.certificates import certify
 from curvcert.certificates.attack_radius import attack_witnesses, replays
 from curvcert.certificates.constants import pair_table
-from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature
-from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
-from curvcert.experiments.experiment import Options, histogram, make_record, percent, save_arrays
-from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
-from curvcert.experiments.searching import require_consistent, searched_distances
 from curvcert.results import Record
 from curvcert.training import Recipe
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import read_record
+from benchmarks.reproduce import EXPERIMENTS, Options, load_arrays, reproduce
 from curvcert.errors import InvalidInput
-from curvcert.experiments import EXPERIMENTS, Options, load_arrays, read_record, reproduce
 from curvcert.results import Record
 
 pytestmark = pytest.mark.slow
@@ -52,9 +53,9 @@ def test_all_of_the_papers_results_are_there() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_record_and_a_picture_are_written(name: str, out: Path, records: Records) -> None:
     made = records[name]
-    assert read_record(out, name) == made
+    assert read_record(name, out) == made
     assert records[name].config["quick"] is True
-    assert records[name].command.startswith(f"curvcert reproduce {name}")
+    assert records[name].command.startswith(f"python -m benchmarks reproduce {name}")
     picture = (out / f"{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 5000
@@ -163,6 +164,6 @@ def test_a_quick_run_is_not_kept_among_the_results(tmp_path: Path) -> None:
 
 def test_a_full_run_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
     record = reproduce(EXPERIMENTS["tanh-anchor"], Options(tmp_path / "out"), tmp_path / "results")
-    assert read_record(tmp_path / "results", "tanh-anchor") == record
+    assert read_record("tanh-anchor", tmp_path / "results") == record
     assert len(load_arrays(tmp_path / "results" / "tanh-anchor.npz")["z"]) == 1001
     assert record.figures["anchored_slope_at_2"] == pytest.approx(0.5815729372, abs=1e-9)

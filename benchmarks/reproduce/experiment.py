@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.harness import new_record
 from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.results import Record, record_of_this_run
+from curvcert.results import Record
 from curvcert.training import Recipe
 from curvcert.whole_files import write_whole
 
@@ -73,7 +74,7 @@ class Experiment:
     """One table or figure of the paper.
 
     Attributes:
-        name: what `curvcert reproduce` calls it.
+        name: what `python -m benchmarks reproduce` calls it.
         claim: what it tests, in a sentence.
         where: the table or figure of the paper.
         run: makes the record, and writes the arrays below `out`.
@@ -96,15 +97,15 @@ def make_record(
 
     >>> made = make_record("tanh-anchor", Options(Path("runs"), quick=True), {}, {"slope": 0.5})
     >>> made.command, made.config["quick"]
-    ('curvcert reproduce tanh-anchor --quick', True)
+    ('python -m benchmarks reproduce tanh-anchor --quick', True)
     """
-    words = ["curvcert", "reproduce", name, more, "--quick" if options.quick else ""]
+    words = ["python -m benchmarks reproduce", name, more, "--quick" if options.quick else ""]
     words += [f"--seed {options.seed}" if options.seed else "", f"--epochs {options.epochs}" if options.epochs else ""]
     words += [f"--samples {options.samples}" if options.samples else ""]
     words += [f"--device {options.device}" if options.device != "cpu" else ""]
     settings = {"quick": options.quick, "device": options.device, "samples": options.samples, "epochs": options.epochs}
     settings |= config
-    record = record_of_this_run(name, " ".join(w for w in words if w), options.seed, settings, figures)
+    record = new_record(name, " ".join(w for w in words if w), options.seed, settings, figures)
     if torch.device(options.device).type != "cuda":
         return record
     return replace(record, hardware={**record.hardware, "gpu": torch.cuda.get_device_name(options.device)})

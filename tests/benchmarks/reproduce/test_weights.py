@@ -11,27 +11,28 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.reproduce import EXPERIMENTS, Options, load_arrays
+from benchmarks.reproduce.anchored_depth import anchored_constants
+from benchmarks.reproduce.certificates_of_the_paper import paper_pair_curvature
+from benchmarks.reproduce.crc_vs_ccrc import against
+from benchmarks.reproduce.experiment import RADII, make_record
+from benchmarks.reproduce.keeping import keep_all
+from benchmarks.reproduce.models import ROUNDED, Subject, experiment_recipe, model_folder, on_digits
+from benchmarks.reproduce.reproducing import keep
+from benchmarks.reproduce.table1 import better_seed
+from benchmarks.reproduce.weights import KEPT_BELOW, described
 from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_radii
 from curvcert.certificates import certify
 from curvcert.certificates.record import SLACK
 from curvcert.data import load, load_cifar10, load_mnist_sample
 from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.experiments import EXPERIMENTS, Options, load_arrays, load_kept, read_digests
-from curvcert.experiments.anchored_depth import anchored_constants
-from curvcert.experiments.certificates_of_the_paper import paper_pair_curvature
-from curvcert.experiments.crc_vs_ccrc import against
-from curvcert.experiments.experiment import RADII, make_record
-from curvcert.experiments.keeping import keep_all
-from curvcert.experiments.models import ROUNDED, Subject, experiment_recipe, model_folder, on_digits
-from curvcert.experiments.reproducing import keep
-from curvcert.experiments.table1 import better_seed
-from curvcert.experiments.weights import FOLDER, KEPT_BELOW, described, digest
 from curvcert.network import trace
 from curvcert.results import Record
-from curvcert.training import Recipe, load_model, save_model
+from curvcert.training import Recipe, load_kept, load_model, read_digests, save_model
+from curvcert.training.kept import FOLDER, file_digest
 from curvcert.training.trainer import make_model
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 KEPT = {name: facts for name, facts in read_digests(RESULTS).items() if facts["file"]}
 ROWS = {path.stem: Record.read(path) for path in sorted((RESULTS / "table1").glob("*.json"))}
 SAMPLES = 3
@@ -46,7 +47,7 @@ def test_every_file_has_its_digest_and_no_other_is_there() -> None:
     assert {path.name for path in (RESULTS / FOLDER).glob("*.safetensors")} == {f"{name}.safetensors" for name in KEPT}
     for facts in KEPT.values():
         path = RESULTS / facts["file"]
-        assert (digest(path), path.stat().st_size) == (facts["sha256"], facts["bytes"])
+        assert (file_digest(path), path.stat().st_size) == (facts["sha256"], facts["bytes"])
         assert path.stat().st_size < KEPT_BELOW
 
 
@@ -171,13 +172,13 @@ def test_weights_are_kept_with_their_record(measured: tuple[Path, Recipe], tmp_p
 def test_large_weights_are_told_and_not_kept(
     measured: tuple[Path, Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("curvcert.experiments.weights.KEPT_BELOW", 1000)
+    monkeypatch.setattr("benchmarks.reproduce.weights.KEPT_BELOW", 1000)
     out, recipe = measured
     write_record(out, recipe)
     keep(EXPERIMENTS["table1"], out, tmp_path / "results")
     facts = read_digests(tmp_path / "results")["digits-ours-seed0"]
     assert (facts["file"], facts["certify"]) == (None, None)
-    assert facts["sha256"] == digest(model_folder(recipe, out) / ROUNDED)
+    assert facts["sha256"] == file_digest(model_folder(recipe, out) / ROUNDED)
     assert not list((tmp_path / "results" / FOLDER).glob("*.safetensors"))
     with pytest.raises(InvalidInput, match=r"not kept: .* trains it again"):
         load_kept(tmp_path / "results", "digits-ours-seed0")

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from benchmarks.reproduce.models import Subject
 from curvcert.attacks import pgd
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import SoundnessError
-from curvcert.experiments.models import Subject
 from curvcert.rounding import norm_upper_bound_of_vectors
 
 

@@ -13,11 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from curvcert.certificates.constants import Tables, global_constants
-from curvcert.certificates.radii import curvature_beats_lipschitz, curvature_radius, lipschitz_radius
-from curvcert.experiments.certificates_of_the_paper import evaluator, paper_pair_curvature, paper_pair_lipschitz
-from curvcert.experiments.drawing import BLUE, GREY, ORANGE, bars, finish, panels
-from curvcert.experiments.experiment import (
+from benchmarks.drawing import BLUE, GREY, ORANGE, bars, finish, panels
+from benchmarks.reproduce.certificates_of_the_paper import evaluator, paper_pair_curvature, paper_pair_lipschitz
+from benchmarks.reproduce.experiment import (
     Experiment,
     Options,
     common_span,
@@ -26,7 +24,9 @@ from curvcert.experiments.experiment import (
     percent,
     save_arrays,
 )
-from curvcert.experiments.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from benchmarks.reproduce.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from curvcert.certificates.constants import Tables, global_constants
+from curvcert.certificates.radii import curvature_beats_lipschitz, curvature_radius, lipschitz_radius
 from curvcert.results import Record
 from curvcert.training import Recipe
 

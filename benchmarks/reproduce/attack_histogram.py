@@ -5,14 +5,14 @@ Hardware: one accelerator; the record says which.
 Trials: one network, all test images.
 """
 
-from curvcert.experiments.attack_certificates import (
+from benchmarks.reproduce.attack_certificates import (
     attack_record,
     curvature_trained,
     curvature_trained_model,
     draw_histogram,
 )
-from curvcert.experiments.experiment import Experiment, Options
-from curvcert.experiments.paper_numbers import ATTACKS_6F
+from benchmarks.reproduce.experiment import Experiment, Options
+from benchmarks.reproduce.paper_numbers import ATTACKS_6F
 from curvcert.results import Record
 
 NAME = "attack-histogram"

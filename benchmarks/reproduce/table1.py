@@ -20,16 +20,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from curvcert.certificates import certify
-from curvcert.errors import InvalidInput
-from curvcert.experiments.certificates_of_the_paper import (
+from benchmarks.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
+from benchmarks.reproduce.certificates_of_the_paper import (
     ANCHORED_CHEAPLY,
     ANCHORED_SUBSET,
     paper_radii,
     widest_layer,
 )
-from curvcert.experiments.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
-from curvcert.experiments.experiment import (
+from benchmarks.reproduce.experiment import (
     RADII,
     Experiment,
     Options,
@@ -38,10 +36,12 @@ from curvcert.experiments.experiment import (
     percent,
     save_arrays,
 )
-from curvcert.experiments.models import Subject, experiment_recipe, model_folder, subject, with_options
-from curvcert.experiments.paper_numbers import TABLE_1
-from curvcert.experiments.searching import require_consistent, searched_distances
-from curvcert.experiments.weights import are_there, described
+from benchmarks.reproduce.models import Subject, experiment_recipe, model_folder, subject, with_options
+from benchmarks.reproduce.paper_numbers import TABLE_1
+from benchmarks.reproduce.searching import require_consistent, searched_distances
+from benchmarks.reproduce.weights import are_there, described
+from curvcert.certificates import certify
+from curvcert.errors import InvalidInput
 from curvcert.results import Record
 from curvcert.training import Recipe, recipe_from_dict
 
