@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from curvcert.operators.conv import Conv2d
-from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
+from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.rounding import UNIT_ROUNDOFF, inflate
 
 _CHUNK_BYTES = 2**28
@@ -64,7 +64,7 @@ def _torus_norm_upper_bound(conv: Conv2d, N_h: int, N_w: int) -> Tensor:
     rows = torch.arange(N_h // s_h // 2 + 1, device=conv.device)
     per_row = conv.weight[:, :, 0, 0].numel() * s_h * N_w * 8
     chunks = rows.split(max(1, _CHUNK_BYTES // (8 * per_row)))
-    norm = torch.stack([spectral_norm_of_matrix_upper_bound(_blocks(conv, N_h, N_w, m)) for m in chunks]).amax()
+    norm = torch.stack([largest_singular_value_upper_bound(_blocks(conv, N_h, N_w, m)) for m in chunks]).amax()
     # exp(-2 pi i t / N) with |t| <= N / 2 is within 10 u; two of them and k_h k_w roundings.
     taps = conv.weight.shape[2] * conv.weight.shape[3]
     size = inflate(torch.linalg.vector_norm(conv.weight.abs().sum(dim=(-2, -1))), 1e-9)
@@ -73,7 +73,7 @@ def _torus_norm_upper_bound(conv: Conv2d, N_h: int, N_w: int) -> Tensor:
 
 
 def _blocks(conv: Conv2d, N_h: int, N_w: int, rows: Tensor) -> Tensor:
-    """Return, for the given aliased row frequencies, all blocks of outputs x (inputs s_h s_w) in real form."""
+    """Return, for the given aliased row frequencies, all blocks of outputs x (inputs s_h s_w)."""
     (s_h, s_w), (d_h, d_w) = conv.stride, conv.dilation
     M_h, M_w = N_h // s_h, N_w // s_w
     kernels = conv.weight.unflatten(0, (conv.groups, -1))
@@ -81,7 +81,7 @@ def _blocks(conv: Conv2d, N_h: int, N_w: int, rows: Tensor) -> Tensor:
     frequencies = torch.arange(N_w, device=conv.device).reshape(s_w, M_w)
     wide = _waves(frequencies, N_w, kernels.shape[-1], d_w, kernels)
     spectrum = torch.einsum("mjh,goihw,knw->gmnoijk", high, kernels.to(high.dtype), wide)
-    return _real_form(spectrum.flatten(-3)).flatten(0, 2)
+    return spectrum.flatten(-3).flatten(0, 2)
 
 
 def _waves(frequency: Tensor, N: int, taps: int, dilation: int, like: Tensor) -> Tensor:
@@ -90,10 +90,3 @@ def _waves(frequency: Tensor, N: int, taps: int, dilation: int, like: Tensor) ->
     turns = torch.where(turns > N // 2, turns - N, turns).to(like.dtype)
     angle = turns * (-2 * math.pi / N)
     return torch.complex(angle.cos(), angle.sin())
-
-
-def _real_form(blocks: Tensor) -> Tensor:
-    """Return [[Re, -Im], [Im, Re]], a real matrix with the same largest singular value."""
-    top = torch.cat([blocks.real, -blocks.imag], dim=-1)
-    bottom = torch.cat([blocks.imag, blocks.real], dim=-1)
-    return torch.cat([top, bottom], dim=-2)

@@ -1,7 +1,7 @@
 r"""Operator norms of linear maps, bounded from above: `norm_upper_bound(op, p, q)`.
 
-Exact up to rounding for 2 -> 2 of what fits in memory, for 1 -> q (the largest column) and for
-p -> inf (the largest row); a proven bound for every other 1 <= p, q <= inf.
+Exact up to rounding for 2 -> 2 of what fits in memory (nearly so for large maps between images, see `images.py`),
+for 1 -> q (the largest column) and for p -> inf (the largest row); a proven bound for every other 1 <= p, q <= inf.
 """
 
 import math
@@ -31,6 +31,7 @@ from curvcert.operators.base import (
 from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
+from curvcert.operators.images import large_norm_upper_bound
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
 from curvcert.operators.norm_rule import AbstractNorms
@@ -255,7 +256,7 @@ class NormBounds(AbstractNorms[Bound]):
                 inner = self.bound(op.map, conjugate(q), conjugate(p))
                 return inner.value, inner.method
             case _ if p == 2 and q == 2:
-                return spectral_norm_upper_bound(op, self)
+                return large_norm_upper_bound(op) or spectral_norm_upper_bound(op, self)
             case _ if p == 1:
                 return column_norms_upper_bound(op, q).amax(), "largest column"
             case _ if math.isinf(q):

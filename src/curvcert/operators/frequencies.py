@@ -1,0 +1,228 @@
+r"""Path maps of a network of stencils at the frequencies of a torus, with what bounds their rounding.
+
+Glossary:
+
+- *symbol*: the small matrix :math:`\hat K(f) = \sum_u K[u] e^{2 \pi i f t_u / N}` of a stencil at a frequency f.
+- *end*, *start*: the later and the earlier value that a path map leads between.
+- *joined*: the frequencies of the start that strides make one frequency of the end.
+- *blocks*: a path map through depthwise stencils alone is block-diagonal; it is kept so until channels are mixed.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.operators.conv import Pair
+from curvcert.operators.hermitian import largest_singular_value_upper_bound
+from curvcert.operators.planes import Circles, Use, Value, total_strides
+from curvcert.operators.stencils import Stencil
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+
+Span = tuple[int, int]
+"""The least and the largest offset that a path map reads along an axis, in positions of its start."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _State:
+    """A path map at every frequency of its end: (h, rows, w, columns, blocks, outputs, joined h, joined w, inputs).
+
+    `error` bounds, in the 2-norm, how far the matrices are from those that are meant.
+    """
+
+    matrices: Tensor
+    error: Tensor
+    spans: tuple[Span, Span]
+    identity: bool = False
+
+
+class Frequencies:
+    """Some rows of the frequencies of a torus, with the symbols of the stencils there.
+
+    Along an axis that is `coarse` they are a grid among all there are, and norms are raised to cover the others.
+    """
+
+    def __init__(self, values: Sequence[Value], circles: Circles, rows: Tensor, coarse: tuple[bool, bool]) -> None:
+        """Take rows up to the frequencies that strides join; symbols are computed when they are first needed."""
+        self._values, self._circles, self._rows, self._coarse = values, circles, rows, coarse
+        self._columns = torch.arange(circles.length[1] // circles.period[1], device=rows.device)
+        self._strides = total_strides(values)
+        self._last_reader = {use.source: k for k, value in enumerate(values) for use in value.uses}
+        self._symbols: dict[tuple[int, int], Tensor] = {}
+        self._norms: dict[tuple[int, int], Tensor] = {}
+
+    def path_norms(self, start: int, ends: Collection[int]) -> dict[int, Tensor]:
+        """Bound the norms of the path maps from one value to some of those after it."""
+        states = {start: self._identity(self._values[start].shape[0])}
+        norms: dict[int, Tensor] = {}
+        for k in range(start + 1, len(self._values)):
+            value = self._values[k]
+            slope = 1.0 if value.slopes is None else value.slopes.mu
+            images = [self._image(states[use.source], use, slope, start) for use in value.uses if use.source in states]
+            if not images or slope == 0.0:
+                continue
+            states[k] = _sum(images)
+            if k in ends:
+                norms[k] = self._norm(states[k], start, k)
+            states = {number: state for number, state in states.items() if self._last_reader.get(number, -1) > k}
+        return norms
+
+    def _identity(self, channels: int) -> _State:
+        ones = torch.ones(1, 1, 1, 1, channels, 1, 1, 1, 1, dtype=torch.complex128, device=self._rows.device)
+        return _State(ones, torch.zeros((), dtype=torch.float64, device=ones.device), ((0, 0), (0, 0)), identity=True)
+
+    def _norm(self, state: _State, start: int, end: int) -> Tensor:
+        stride = [a // b for a, b in zip(self._strides[end], self._strides[start], strict=True)]
+        blocks = state.matrices.flatten(6).flatten(0, 4)
+        norm = (largest_singular_value_upper_bound(blocks) + state.error) / math.sqrt(math.prod(stride))
+        return inflate(norm * self._off_the_grid(state, stride, end), gamma(16))
+
+    def _off_the_grid(self, state: _State, stride: Sequence[int], end: int) -> float:
+        r"""Return how much larger a norm may be between the points of a coarse grid: :math:`1 / \cos(\pi R / M)`."""
+        factor = 1.0
+        for axis in (0, 1):
+            if self._coarse[axis]:
+                low, high = state.spans[axis]
+                points = self._circles.length[axis] // self._strides[end][axis]
+                share = ((high - low) // stride[axis]) / points
+                factor /= math.cos(math.pi / 2 * share) * (1 - 1e-12)
+        return factor
+
+    def _image(self, state: _State, use: Use, slope: float, start: int) -> _State:
+        if use.stencil is not None:
+            state = self._through(state, use.stencil, use.source, start)
+        factor = use.factor * slope
+        if factor == 1.0:
+            return state
+        matrices = state.matrices * factor
+        error = abs(factor) * state.error + 8 * UNIT_ROUNDOFF * _frobenius(matrices)
+        return _State(matrices, inflate(error, gamma(8)), state.spans)
+
+    def _through(self, state: _State, stencil: Stencil, source: int, start: int) -> _State:
+        r"""Return the state behind a stencil.
+
+        With :math:`\delta` the error of the symbol, :math:`e' = (\|\hat K\| + \delta) e + (\delta + \gamma s) \|P\|_F`,
+        s the size of the kernel of absolute values.
+        """
+        symbol = self._symbol(stencil, source)
+        taps = stencil.kernel.shape[-1] * stencil.kernel.shape[-2]
+        delta = (4 * (taps + 16) * UNIT_ROUNDOFF + stencil.error) * stencil.size
+        if state.identity:
+            made, error = symbol[..., None, None, :], delta
+        else:
+            made = _product(symbol, state.matrices)
+            local = (delta + gamma(4 * (symbol.shape[-1] + 4)) * stencil.size) * _frobenius(state.matrices)
+            error = (self._symbol_norm(stencil, source) + delta) * state.error + local
+        steps = (after // before for after, before in zip(self._strides[source], self._strides[start], strict=True))
+        h, w = (
+            (low + step * min(axis.offsets), high + step * max(axis.offsets))
+            for (low, high), step, axis in zip(state.spans, steps, stencil.reach, strict=True)
+        )
+        joined = math.sqrt(math.prod(stencil.stride))
+        return _State(_joined(made, stencil.stride), inflate(error * joined, gamma(16)), (h, w))
+
+    def _symbol(self, stencil: Stencil, source: int) -> Tensor:
+        """Return the matrices of a stencil at the frequencies of a value: (h, rows, w, columns, groups, out, in)."""
+        key = id(stencil), source
+        if key not in self._symbols:
+            h, w = (
+                self._waves(axis, low, source, stencil.reach[axis].offsets)
+                for axis, low in ((0, self._rows), (1, self._columns))
+            )
+            half = torch.einsum("goihw,rsh->rsgoiw", stencil.kernel.to(h.dtype), h)
+            self._symbols[key] = torch.einsum("rsgoiw,uvw->rsuvgoi", half, w)
+        return self._symbols[key]
+
+    def _symbol_norm(self, stencil: Stencil, source: int) -> Tensor:
+        key = id(stencil), source
+        if key not in self._norms:
+            self._norms[key] = torch.minimum(stencil.size, _quartic_norm(self._symbol(stencil, source), stencil))
+        return self._norms[key]
+
+    def _waves(self, axis: int, low: Tensor, source: int, offsets: tuple[int, ...]) -> Tensor:
+        """Return exp(2 pi i f t / N) for the frequencies of a value and each offset t, the argument reduced exactly."""
+        stride, period, length = self._strides[source][axis], self._circles.period[axis], self._circles.length[axis]
+        N, M, R = length // stride, length // period, period // stride
+        f = low + M * torch.arange(R, device=low.device)[:, None]
+        turns = (f[..., None] * torch.tensor(offsets, device=low.device)) % N
+        turns = torch.where(turns > N // 2, turns - N, turns).double()
+        angle = turns * (2 * math.pi / N)
+        return torch.complex(angle.cos(), angle.sin())
+
+
+def _sum(states: Sequence[_State]) -> _State:
+    if len(states) == 1:
+        return states[0]
+    blocks = math.gcd(*(state.matrices.shape[4] for state in states))
+    total, error = _with_blocks(states[0].matrices, blocks), states[0].error
+    for state in states[1:]:
+        total = total + _with_blocks(state.matrices, blocks)
+        error = error + state.error + 2 * UNIT_ROUNDOFF * _frobenius(total)
+    h, w = (
+        (min(state.spans[axis][0] for state in states), max(state.spans[axis][1] for state in states))
+        for axis in (0, 1)
+    )
+    return _State(total, inflate(error, gamma(4 * len(states))), (h, w))
+
+
+def _with_blocks(matrices: Tensor, blocks: int) -> Tensor:
+    """Return block-diagonal matrices with fewer, larger blocks."""
+    merged = matrices.shape[4] // blocks
+    if merged == 1:
+        return matrices
+    split = matrices.unflatten(4, (blocks, merged))
+    eye = torch.eye(merged, dtype=matrices.dtype, device=matrices.device)
+    # (h, rows, w, columns, blocks, merged, outputs, joined h, joined w, merged, inputs)
+    spread = split.unsqueeze(9) * eye.reshape(merged, 1, 1, 1, merged, 1)
+    larger: Tensor = spread.flatten(9, 10).flatten(5, 6)
+    return larger
+
+
+def _product(symbol: Tensor, matrices: Tensor) -> Tensor:
+    """Return the products of the matrices of a stencil with those of a state."""
+    groups, _, inputs = symbol.shape[-3:]
+    blocks = math.gcd(groups, matrices.shape[4])
+    matrices = _with_blocks(matrices, blocks)
+    within = groups // blocks
+    if inputs == symbol.shape[-2] == 1:
+        scaled: Tensor = symbol[..., 0, 0].unflatten(4, (blocks, within))[..., None, None, None] * matrices
+        return scaled
+    lead, tail = symbol.shape[:4], matrices.shape[6:]
+    columns = matrices.expand(*lead, *matrices.shape[4:]).flatten(6)
+    images = symbol.unflatten(4, (blocks, within)) @ columns.unflatten(5, (within, inputs))
+    product: Tensor = images.flatten(5, 6).unflatten(6, tail)
+    return product
+
+
+def _joined(matrices: Tensor, stride: Pair) -> Tensor:
+    """Put the frequencies that a stride joins beside each other."""
+    if stride == (1, 1):
+        return matrices
+    split = matrices.unflatten(2, (stride[1], -1)).unflatten(0, (stride[0], -1))
+    # (s, h, rows, s', w, columns, blocks, outputs, joined h, joined w, inputs)
+    moved = split.permute(1, 2, 4, 5, 6, 7, 8, 0, 9, 3, 10)
+    joined: Tensor = moved.flatten(9, 10).flatten(7, 8)
+    return joined
+
+
+def _frobenius(matrices: Tensor) -> Tensor:
+    """Bound the largest Frobenius norm of a batch."""
+    squares = (matrices.real.square() + matrices.imag.square()).sum(dim=(-5, -4, -3, -2, -1)).amax()
+    return inflate(squares + TINY, gamma(matrices.shape[-5:].numel() + 8)).sqrt() * (1 + 4 * UNIT_ROUNDOFF)
+
+
+def _quartic_norm(symbol: Tensor, stencil: Stencil) -> Tensor:
+    r"""Bound the norm of the matrices of a stencil by :math:`\|(KK^*)^2\|_F^{1/4}`, rounding included."""
+    outputs, inputs = symbol.shape[-2:]
+    scale = float(stencil.size) or 1.0
+    K = symbol / scale if outputs <= inputs else symbol.mH / scale
+    gram = K @ K.mH
+    square = gram @ gram
+    frobenius = (square.real.square() + square.imag.square()).sum(dim=(-2, -1)).sqrt().amax()
+    # Everything is at most 1 in size: the roundings of two products, and of the symbol itself.
+    rounding = 16 * gamma(4 * (outputs + inputs + stencil.kernel[0, 0, 0].numel() + 32)) + 8 * stencil.error
+    return inflate((inflate(frobenius, 1e-9) + rounding).sqrt().sqrt() * scale, gamma(16))
