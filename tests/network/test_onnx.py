@@ -49,6 +49,14 @@ MODELS = {
     ),
     "pad by attribute": ([node("Pad", "x", pads=[0, 0, 1, 0, 0, 0, 2, 1])], M, {}, 9),
     "pad by axes": ([node("Pad", "x", "p", "", "a")], M, {"p": INTS(1, 2), "a": INTS(-1)}, 18),
+    "pad channels, crop the height": (
+        [node("Pad", "x", "p", to="z"), node("Tanh", "z")], M, {"p": INTS(0, 1, -1, 0, 0, 2, -2, 1)}, 17,
+    ),
+    "pad that two windows read": (
+        [node("Pad", "x", "p", to="z"), node("Conv", "z", "K", to="a"), node("Conv", "z", "K", to="b"),
+         node("Add", "a", "b")],
+        M, {"K": K, "p": INTS(0, 0, 1, 0, 0, 0, 2, 1)}, 17,
+    ),
     "pad, then tanh": (
         [node("Pad", "x", "p", "v", to="z"), node("Tanh", "z")],
         M, {"p": INTS(0, 0, 1, 0, 0, 0, 2, 1), "v": np.float32(0)}, 17,

@@ -110,7 +110,9 @@ REFUSED = {
     "max pooling, dilated": ([node("MaxPool", "x", kernel_shape=[2, 2], dilations=[2, 2])], M, {}, No, "dila"),
     "reflected padding": ([node("Pad", "x", "p", mode="reflect")], M, {"p": INTS(*[0] * 8)}, No, "zeros"),
     "padding by ones": ([node("Pad", "x", "p", "v")], M, {"p": INTS(*[1] * 8), "v": np.float32(1)}, No, "zeros"),
-    "padded channels": ([node("Pad", "x", "p")], M, {"p": INTS(0, 1, 0, 0, 0, 0, 0, 0)}, No, "height"),
+    "padded batch": ([node("Pad", "x", "p")], M, {"p": INTS(1, 0, 0, 0, 0, 0, 0, 0)}, No, "batch"),
+    "padding by billions": ([node("Pad", "x", "p")], M, {"p": INTS(0, 0, 0, 2**40, 0, 0, 0, 0)}, Bad, "covers"),
+    "cropping everything": ([node("Pad", "x", "p")], M, {"p": INTS(0, 0, -4, 0, 0, 0, -3, 0)}, Bad, "nothing is left"),
     "dropout in training": (
         [node("Dropout", "x", "r", "t")], V, {"r": np.float32(0.5), "t": np.array(True)}, No, "eval",
     ),

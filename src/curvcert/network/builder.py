@@ -21,7 +21,7 @@ from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, In
 from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Reshape, scale
 from curvcert.operators.base import Shape
 from curvcert.operators.permutation import Flip, Permutation
-from curvcert.operators.slices import slice_along
+from curvcert.operators.slices import Slice, slice_along
 
 F64 = torch.float64
 
@@ -159,6 +159,15 @@ class Value:
         if count == self.shape[axis]:
             return self
         return self.linear(slice_along(self.shape, axis, start, count, step), name=name)
+
+    def padded(self, sides: dict[int, tuple[int, int]], name: str = "") -> "Value":
+        """Return the value with zeros before and behind it, so many along each of some axes."""
+        grown = {axis: (before, after) for axis, (before, after) in sides.items() if before or after}
+        if not grown:
+            return self
+        starts = tuple(grown.get(axis, (0, 0))[0] for axis in range(len(self.shape)))
+        whole = tuple(n + sum(grown.get(axis, (0, 0))) for axis, n in enumerate(self.shape))
+        return self.linear(Slice(whole, starts, (1,) * len(whole), self.shape).T, name=name)
 
     def max_pool(self, pool: MaxPool) -> "Value":
         """Return the largest entry of each window."""

@@ -6,6 +6,7 @@ from curvcert.errors import UnsupportedBlock, UnsupportedModule
 from curvcert.network.builder import Value
 from curvcert.network.network import Network
 from curvcert.network.rewriting.fusion import fused
+from curvcert.network.rewriting.padding import with_padding_joined
 
 
 def built(output: Value, source_dtype: torch.dtype) -> Network:
@@ -14,7 +15,8 @@ def built(output: Value, source_dtype: torch.dtype) -> Network:
     Raises:
         UnsupportedModule: where it is no composition of blocks.
     """
-    network = Network(fused(output.builder.nodes, output.number), source_dtype)
+    nodes = with_padding_joined(fused(output.builder.nodes, output.number))
+    network = Network(nodes, source_dtype)
     require_chain(network)
     return network
 

@@ -10,7 +10,7 @@ from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network.block import MaxPool
 from curvcert.network.builder import Value
-from curvcert.network.movement import flatten, reshape
+from curvcert.network.movement import flatten, pad_last, reshape
 from curvcert.operators import AveragePool2d, Conv2d, Dense, batch_norm_in_eval
 from curvcert.operators.conv import Pair
 
@@ -189,6 +189,12 @@ def _(module: nn.Unflatten, value: Value, path: str) -> Value:
     if module.dim != 1 or len(value.shape) != 1 or not all(isinstance(n, int) for n in sizes):
         raise UnsupportedModule(f"{path}: Unflatten is supported on dimension 1 of vectors, into unnamed dimensions.")
     return reshape(value, sizes, path)
+
+
+@lower.register(nn.ZeroPad1d)
+@lower.register(nn.ZeroPad2d)
+def _(module: nn.ZeroPad1d | nn.ZeroPad2d, value: Value, path: str) -> Value:
+    return pad_last(value, module.padding, path)
 
 
 @lower.register(nn.Identity)

@@ -5,7 +5,7 @@ it would let samples meet.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, concat
@@ -109,6 +109,26 @@ def item(value: Value, dim: int, index: int, path: str) -> Value:
         raise InvalidInput(f"{path}: there is no entry {index} along dimension {dim} of size {size}.")
     found = value.cut(axis, index % size, 1, name=path)
     return _kept(found, (*value.shape[:axis], *value.shape[axis + 1 :]), path)
+
+
+def pad(value: Value, sides: Mapping[int, tuple[int, int]], path: str) -> Value:
+    """Return the value with zeros before and behind it along some dimensions; negative numbers cut off."""
+    for dim, (before, after) in sides.items():
+        size = value.shape[axis_of(value, dim, path)] if before or after else 0
+        if before < 0 or after < 0:
+            value = cut(value, dim, slice(max(0, -before), size - max(0, -after)), path)
+    grown = {dim: (max(0, before), max(0, after)) for dim, (before, after) in sides.items()}
+    return value.padded({axis_of(value, dim, path): side for dim, side in grown.items() if any(side)}, path)
+
+
+def pad_last(value: Value, sides: Sequence[int], path: str) -> Value:
+    """Return the value padded as torch writes it: two numbers for the last dimension, two for the one before, ..."""
+    if len(sides) % 2 or len(sides) > 2 * len(value.shape) or not all(type(n) is int for n in sides):
+        raise InvalidInput(
+            f"{path}: expected padding by two whole numbers for each of the last dimensions, got {tuple(sides)}."
+        )
+    pairs = zip(sides[::2], sides[1::2], strict=True)
+    return pad(value, {-1 - k: side for k, side in enumerate(pairs)}, path)
 
 
 def split(value: Value, sizes: Sequence[int], dim: int, path: str) -> tuple[Value, ...]:

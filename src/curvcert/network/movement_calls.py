@@ -10,6 +10,7 @@ from operator import getitem
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network import movement
@@ -67,6 +68,12 @@ def _flip(path: str, value: Value, *numbers: Any, dims: Sequence[int] = ()) -> V
 
 def _fliplr(path: str, value: Value) -> Value:
     return movement.flip(value, (1,), path)
+
+
+def _pad(path: str, tensor: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+    if mode != "constant" or value:
+        raise UnsupportedModule(f"{path}: padding with anything but zeros is not supported. Use mode='constant', 0.")
+    return movement.pad_last(tensor, pad, path)
 
 
 def _narrow(path: str, value: Value, dim: int, start: int, length: int) -> Value:
@@ -171,6 +178,7 @@ MOVES: dict[Any, Callable[..., Any]] = {
     "flip": _flip,
     torch.fliplr: _fliplr,
     "fliplr": _fliplr,
+    F.pad: _pad,
     torch.narrow: _narrow,
     "narrow": _narrow,
     torch.select: _select,

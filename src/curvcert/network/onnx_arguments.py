@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,13 @@ from curvcert.network.builder import Value
 from curvcert.network.onnx_file import Graph, Node, shown
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.base import Shape
-from curvcert.operators.conv import Padding
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What rules know besides their arguments: the file, and what was zero-padded from what."""
+    """What rules know besides their arguments: the file."""
 
     graph: Graph
-    padded: dict[str, tuple[Value, Padding]] = field(default_factory=dict)
 
 
 Rule = Callable[[Node, Sequence[Any], Context], Value | tuple[Value, ...]]

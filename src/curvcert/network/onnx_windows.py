@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from curvcert.errors import InvalidInput
+from curvcert.network import movement
 from curvcert.network.block import MaxPool
 from curvcert.network.builder import Value
 from curvcert.network.onnx_arguments import Context, argument, linear, require_size, value_of, weight
 from curvcert.network.onnx_constants import axes_of, integers
 from curvcert.network.onnx_file import Node
 from curvcert.operators import AveragePool2d, Conv2d, Diagonal
-from curvcert.operators.base import Shape
 from curvcert.operators.conv import Padding
 
 _LONGEST_STEP = 2**12
@@ -20,10 +20,10 @@ _NO_PADDING: Padding = ((0, 0), (0, 0))
 
 
 def conv(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a two-dimensional convolution; zeros that a Pad node put around the image join its padding."""
-    value, before = context.padded.get(node.inputs[0], (value_of(node, args), _NO_PADDING))
+    """Lower a two-dimensional convolution."""
+    value = value_of(node, args)
     kernel = weight(node, args, 1, 4)
-    strides, dilations, padding = _window(node, context, value, before, tuple(kernel.shape[2:]))
+    strides, dilations, padding = _window(node, context, value, tuple(kernel.shape[2:]))
     if node.attribute("kernel_shape", tuple(kernel.shape[2:])) != tuple(kernel.shape[2:]):
         raise InvalidInput(f"{node.label}: kernel_shape contradicts a kernel of shape {tuple(kernel.shape)}.")
     op = Conv2d(kernel, value.shape, strides, padding, dilations, node.attribute("group", 1))
@@ -35,11 +35,9 @@ def conv(node: Node, args: Sequence[Any], context: Context) -> Value:
 
 def average_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
     """Lower means over windows; a border that does not count is divided out position by position."""
-    zeros = (value_of(node, args), _NO_PADDING)
-    value, before = zeros if _pads(node) else context.padded.get(node.inputs[0], zeros)
-    kernel = _pair(node, "kernel_shape", None)
-    strides, dilations, padding = _window(node, context, value, before, kernel)
-    counted = node.flag("count_include_pad") or before != _NO_PADDING or padding == _NO_PADDING
+    value, kernel = value_of(node, args), _pair(node, "kernel_shape", None)
+    strides, dilations, padding = _window(node, context, value, kernel)
+    counted = node.flag("count_include_pad") or padding == _NO_PADDING
     (top, bottom), (left, right) = padding
     narrow = 2 * top <= kernel[0] and 2 * left <= kernel[1]
     if counted and narrow and dilations == (1, 1) and (top, left) == (bottom, right):
@@ -61,7 +59,7 @@ def average_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
 def max_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
     """Lower the largest entry of each window."""
     value, kernel = value_of(node, args), _pair(node, "kernel_shape", None)
-    strides, dilations, padding = _window(node, context, value, _NO_PADDING, kernel)
+    strides, dilations, padding = _window(node, context, value, kernel)
     (top, bottom), (left, right) = padding
     if dilations != (1, 1) or (top, left) != (bottom, right) or 2 * top > kernel[0] or 2 * left > kernel[1]:
         raise node.unsupported("max-pooling with dilation, uneven padding, or padding over half a window")
@@ -69,7 +67,7 @@ def max_pool(node: Node, args: Sequence[Any], context: Context) -> Value:
 
 
 def pad(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a border of zeros around images, and remember it for a convolution or pooling to take over."""
+    """Lower a border of zeros."""
     value = value_of(node, args)
     if node.attribute("mode", "constant") != "constant" or node.attribute("value", 0.0) != 0.0:
         raise node.unsupported("padding with anything but zeros")
@@ -81,20 +79,10 @@ def pad(node: Node, args: Sequence[Any], context: Context) -> Value:
     if len(pads) != 2 * len(axes):
         raise InvalidInput(f"{node.label}: {len(pads)} numbers of padding for {len(axes)} dimensions.")
     sides = {axis: (pads[k], pads[k + len(axes)]) for k, axis in enumerate(axes)}
-    grown = {axis: side for axis, side in sides.items() if side != (0, 0)}
-    if not grown:
-        return value
-    if rank != 4 or not set(grown) <= {2, 3} or min(min(side) for side in grown.values()) < 0:
-        raise node.unsupported("padding of anything but the height and width of images, or cropping,")
-    padding = (grown.get(2, (0, 0)), grown.get(3, (0, 0)))
-    require_size(node, context, _padded_shape(value, padding))
-    ones = torch.ones(value.shape[0], 1, 1, 1, dtype=torch.float64)
-    context.padded[node.outputs[0]] = (value, padding)
-    return linear(node, context, value, Conv2d(ones, value.shape, padding=padding, groups=value.shape[0]))
-
-
-def _pads(node: Node) -> bool:
-    return any(node.attribute("pads", ())) or node.attribute("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    sides = {axis: side for axis, side in sides.items() if any(side)}
+    grown = [max(1, n + sum(sides.get(axis, (0, 0)))) for axis, n in enumerate(value.shape, start=1)]
+    require_size(node, context, tuple(grown))
+    return movement.pad(value, sides, node.label)
 
 
 def _pair(node: Node, name: str, default: tuple[int, int] | None) -> tuple[int, int]:
@@ -105,25 +93,24 @@ def _pair(node: Node, name: str, default: tuple[int, int] | None) -> tuple[int, 
 
 
 def _window(
-    node: Node, context: Context, value: Value, before: Padding, kernel: tuple[int, ...]
+    node: Node, context: Context, value: Value, kernel: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int], Padding]:
-    """Return strides, dilations and the whole padding of a window that slides over images."""
+    """Return strides, dilations and padding of a window that slides over images."""
     if len(value.shape) != 3:
         raise node.unsupported(
             f"{node.op} on samples of shape {value.shape}", "Images of shape (channels, height, width) are."
         )
     strides, dilations = _pair(node, "strides", (1, 1)), _pair(node, "dilations", (1, 1))
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
-    size = [n + sum(side) for n, side in zip(value.shape[1:], before, strict=True)]
+    size = value.shape[1:]
     own = _own_padding(node, size, reach, strides)
-    whole = [(a + c, b + d) for (a, b), (c, d) in zip(before, own, strict=True)]
-    require_size(node, context, _padded_shape(value, whole))
+    require_size(node, context, (value.shape[0], *(n + sum(side) for n, side in zip(size, own, strict=True))))
     spare = [n + sum(side) - r for n, side, r in zip(size, own, reach, strict=True)]
     if min(spare) < 0:
         raise InvalidInput(f"{node.label}: a window of {reach} does not fit into images of shape {value.shape}.")
     if node.flag("ceil_mode") and any(room % s for room, s in zip(spare, strides, strict=True)):
         raise node.unsupported("ceil_mode, where it makes windows that are cut short,", "Export with ceil_mode=False.")
-    return strides, dilations, (whole[0], whole[1])
+    return strides, dilations, (own[0], own[1])
 
 
 def _own_padding(
@@ -142,7 +129,3 @@ def _own_padding(
     if mode not in ("NOTSET", "VALID") or len(pads) != 4 or min(pads) < 0:
         raise node.unsupported(f"auto_pad {mode!r} with pads {pads}", "Pad by four numbers of at least 0.")
     return [(pads[0], pads[2]), (pads[1], pads[3])]
-
-
-def _padded_shape(value: Value, padding: Sequence[tuple[int, int]]) -> Shape:
-    return (value.shape[0], *(n + sum(side) for n, side in zip(value.shape[1:], padding, strict=True)))
