@@ -167,11 +167,10 @@ def test_auto_is_the_least_and_says_what_it_chose() -> None:
     network = feed_forward((4, 6, 5, 3), TANH)
     x = torch.stack([torch.zeros(4, dtype=F64), 20 * randn(4, seed=1)])
     bound = lipschitz(network, at=x)
-    each = [
-        lipschitz(network, method=name, at=x).value for name in ("product", "liplt", "lipsdp-recursion", "anchored")
-    ]
-    assert torch.equal(bound.value, torch.stack(each).amin(dim=0))
-    assert "anchored" in bound.method
+    names = ("product", "liplt", "lipsdp-recursion", "lipsdp", "anchored")
+    each = torch.stack([lipschitz(network, method=name, at=x).value for name in names])
+    assert torch.equal(bound.value, each.amin(dim=0))
+    assert set(bound.method.split(" / ")) == {names[k] for k in each.argmin(dim=0).tolist()}
     assert bound.skipped == ("local: needs at=x and radius=r",)
     assert isinstance(bound.scope, Anchor)
     assert lipschitz(network, p=1).skipped[0] == "lipsdp-recursion: needs p = q = 2"
@@ -477,7 +476,8 @@ def test_other_norms_go_through_l2_where_that_is_less() -> None:
     assert l2 < float(bound) <= 4 * l2 * (1 + SLACK)
     x = randn(2, 16, seed=1)
     wide, narrow = (lipschitz(network, p, at=x, radius=r) for p, r in ((2, 4e-3), (INF, 1e-3)))
-    assert bool((narrow.value <= 4 * wide.value * (1 + SLACK)).all())
+    # The balls are the same but for rounding, and so are the multipliers that are found but for theirs.
+    assert bool((narrow.value <= 4 * wide.value * (1 + 1e-4)).all())
     assert isinstance(narrow.scope, Ball) and torch.equal(narrow.scope.r, torch.full((2,), 1e-3, dtype=F64))
 
 

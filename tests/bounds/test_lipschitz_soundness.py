@@ -20,7 +20,7 @@ from tests.sampling import crossed
 
 INF = math.inf
 NORMS = [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (INF, INF), (2.0, INF), (1.0, 2.0), (3.0, 1.5)]
-GLOBAL = ("product", "liplt", "lipsdp-recursion")
+GLOBAL = ("product", "liplt", "lipsdp-recursion", "lipsdp")
 MADE = {
     "dense": lambda activation: feed_forward((3, 4, 4, 2), activation, seed=11),
     "residual": lambda activation: residual(3, 4, activation, seed=12),
@@ -154,7 +154,7 @@ def test_the_search_finds_rows_that_are_too_small(monkeypatch: pytest.MonkeyPatc
     assert bool((search.everywhere() > lipschitz(network, method="product", pair="all").value).all())
 
 
-@pytest.mark.parametrize("method", ["product", "liplt", "lipsdp-recursion", "anchored", "local"])
+@pytest.mark.parametrize("method", [*GLOBAL, "anchored", "local"])
 def test_the_search_finds_a_result_that_is_too_small(monkeypatch: pytest.MonkeyPatch, method) -> None:
     network, x = _tight(), torch.zeros(1, 1, dtype=torch.float64)
     scope = {"anchored": {"at": x}, "local": {"at": x, "radius": 0.5}}.get(method, {})

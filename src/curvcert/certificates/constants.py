@@ -9,12 +9,15 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
-from curvcert.bounds.lipschitz.portfolio import lipschitz_of
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
 from curvcert.rounding import gamma, inflate
+
+_RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstance(method, LipSDP)]
+"""The methods that "auto" takes for a certificate: those that the checker has too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairCo
     L_name = K_name = ""
     notes: list[str] = []
     if tables.L is not None:
-        bound = lipschitz_of(pairs, tables.L)
+        bound = lipschitz_of(pairs, tables.L, _RECHECKABLE)
         L, L_name = pair_table(bound.value, network), bound.method
     if tables.K is not None:
         try:

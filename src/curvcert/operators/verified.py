@@ -37,6 +37,9 @@ _BATCHED_STEPS = 40
 _LEAST_STEP = 1e-13
 """The first shift is at least this far above a guess, relatively."""
 
+_STEPS_UP = tuple(1e-12 * 8.0**k for k in range(13))
+"""How far above its guess the bound of an inverse form may be, relatively, until it is given up."""
+
 _TIGHT = 1e-10
 """A guess counts as long as a bound is verified within this of it, relatively."""
 
@@ -163,6 +166,70 @@ def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.
             return factor
         shift *= 4
     raise InvalidInput("No Cholesky factor could be verified: the matrix holds NaN or is far from semidefinite.")
+
+
+def is_positive_definite(A: Float64[Tensor, "n n"], error: Tensor) -> bool:
+    """Verify that every symmetric matrix within `error` of A, in the 2-norm, is positive definite.
+
+    If R R' is within d of A - s I, no eigenvalue of A is below s - d, whatever computed R.
+
+    >>> A = torch.tensor([[1.0, 0.999], [0.999, 1.0]], dtype=torch.float64)
+    >>> is_positive_definite(A, torch.tensor(1e-4)), is_positive_definite(A, torch.tensor(1e-2))
+    (True, False)
+    """
+    n = len(A)
+    trace = inflate(A.diagonal().abs().sum(), gamma(n))
+    shift = 4 * (error + gamma(n + 4) * trace)
+    C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
+    R, info = torch.linalg.cholesky_ex(C)
+    if int(info) != 0 or not bool(torch.isfinite(R).all()):
+        return False
+    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
+    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
+
+
+def inverse_form_estimate(M: Float64[Tensor, "n n"], C: Float64[Tensor, "m n"]) -> Float64[Tensor, ""]:
+    """Return the largest eigenvalue of C M^-1 C' as computed; inf where M is not definite, or so it seems."""
+    R, info = torch.linalg.cholesky_ex(M)
+    X = torch.linalg.solve_triangular(R, C.mT, upper=False)
+    S = X.mT @ X
+    if int(info) != 0 or not bool(torch.isfinite(S).all()):
+        return torch.full((), torch.inf, dtype=M.dtype, device=M.device)
+    largest: Tensor = torch.linalg.eigvalsh(S)[-1]
+    return largest.clamp(min=0.0)
+
+
+def inverse_form_upper_bound(
+    M: Float64[Tensor, "n n"], C: Float64[Tensor, "m n"], error: Tensor, C_error: Tensor
+) -> Float64[Tensor, ""]:
+    r"""Bound the largest eigenvalue of :math:`C M^{-1} C^T`; inf where that cannot be verified.
+
+    It holds for every symmetric matrix within `error` of M and every one within `C_error` of C, in the 2-norm.  A value
+    :math:`\rho` is a bound if and only if
+
+    .. math:: \begin{pmatrix} M & C^T \\ C & \rho I \end{pmatrix} \succeq 0,
+
+    which one factorisation shows; an ordinary one guesses the value.
+
+    >>> M, C, none = 2 * torch.eye(2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64), torch.tensor(0.0)
+    >>> 1.0 <= float(inverse_form_upper_bound(M, C, none, none)) < 1.0 + 1e-10
+    True
+    """
+    n, unproven = len(M), torch.full((), torch.inf, dtype=M.dtype, device=M.device)
+    guess = inverse_form_estimate(M, C)
+    if not bool(torch.isfinite(guess)):
+        return unproven
+    # The corner is of the size of 1; the square of a power of two does not round.
+    scale = power_of_two(guess.sqrt())
+    whole = torch.zeros(n + len(C), n + len(C), dtype=M.dtype, device=M.device)
+    whole[:n, :n], whole[n:, :n], whole[:n, n:] = M, C / scale, C.mT / scale
+    off = inflate(error + C_error / scale + TINY, 0.0)
+    for step in _STEPS_UP:
+        rho = (guess / scale / scale) * (1 + step) + TINY
+        whole.diagonal()[n:] = rho
+        if is_positive_definite(whole, off):
+            return inflate(rho * scale * scale, 0.0) + TINY
+    return unproven
 
 
 def symmetrised(matrix: Float64[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor]:

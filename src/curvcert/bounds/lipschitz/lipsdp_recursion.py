@@ -31,7 +31,7 @@ from curvcert.errors import UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.verified import largest_eigenvalue_upper_bound, symmetrised
+from curvcert.operators.verified import is_positive_definite, largest_eigenvalue_upper_bound, symmetrised
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
 
 _WORKABLE = 1e-60
@@ -166,7 +166,7 @@ def _schur_step(S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: f
     X = t * eye - kappa * F
     # The error of F, and five roundings of kappa, one of its product with F and one of the sum.
     X_error = inflate(kappa * F_error + gamma(8) * (t + kappa * _symmetric_norm(F)), gamma(8))
-    if not _is_positive_definite(X, X_error):
+    if not is_positive_definite(X, X_error):
         return None
     Y, Y_error = _inverse(X, X_error)
     Y = scale * (Y + inflate(Y_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Y), gamma(8)) * eye)
@@ -180,28 +180,12 @@ def _damped(S: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     n, size = len(S), _symmetric_norm(S)
     A = torch.eye(n, dtype=S.dtype, device=S.device) + tau * S
     A_error = inflate(gamma(8) * (1 + abs(tau) * size), gamma(4))
-    if not _is_positive_definite(A, A_error):
+    if not is_positive_definite(A, A_error):
         return S, torch.full_like(size, torch.inf)
     inverse, inverse_error = _inverse(A, A_error)
     F = S @ inverse
     forming = gamma(n + 8) * torch.linalg.vector_norm(S) * torch.linalg.vector_norm(inverse)
     return (F + F.mT) / 2, inflate(size * inverse_error + forming, gamma(n * n + 8))
-
-
-def _is_positive_definite(A: Tensor, error: Tensor) -> bool:
-    """Verify that every symmetric matrix within `error` of A, in the 2-norm, is positive definite.
-
-    If R R' is within d of A - s I, no eigenvalue of A is below s - d, whatever computed R.
-    """
-    n = len(A)
-    trace = inflate(A.diagonal().abs().sum(), gamma(n))
-    shift = 4 * (error + gamma(n + 4) * trace)
-    C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
-    R, info = torch.linalg.cholesky_ex(C)
-    if int(info) != 0 or not bool(torch.isfinite(R).all()):
-        return False
-    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
-    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
 
 
 def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:

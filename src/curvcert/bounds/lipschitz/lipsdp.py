@@ -1,0 +1,236 @@
+r"""LipSDP with a multiplier for each neuron, near its optimum, for any graph: no solver, and one proof in the end.
+
+The quadratic form of `multipliers.py` bounds outputs for any multipliers :math:`T \ge 0`.  They are searched for in
+floating point, for every scalar output by itself or for a vector, from those of the LipSDP recursion on; then one
+Cholesky factorisation of :math:`[[M(T), C^T], [C, \rho I]]`, with all that rounding did to it, proves
+:math:`L \le \sqrt\rho` for the multipliers that were found, whatever they are.
+
+The slopes may be those of the activations, those seen from a point (only quotients from x occur in its differences) or
+those over a ball: each sample then has multipliers of its own.  Powers of two bring the neurons of every node to the
+same size, exactly.  Where fewer rows read the input than it has coordinates, it is replaced by as many: with
+:math:`B B^T \preceq R R^T`, :math:`B = RQ` for a Q with :math:`\|Q\| \le 1`, so that a bound for R serves B.
+
+Reference: Fazlyab et al. (NeurIPS 2019); any multipliers give a bound, and the optimum is their LipSDP-neuron.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvcert.bounds.lipschitz.anchored import anchored_slopes
+from curvcert.bounds.lipschitz.drift import carry_ball
+from curvcert.bounds.lipschitz.liplt import growth
+from curvcert.bounds.lipschitz.multipliers import QuadraticForm, best_multipliers, first_multipliers
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.sloped import Slopes
+from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
+from curvcert.network import Block
+from curvcert.network.evaluation import evaluate_with_error
+from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
+from curvcert.operators.verified import dominating_factor, inverse_form_upper_bound
+from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
+from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
+
+
+def reason_to_skip_search(problem: Problem, most_work: float) -> str | None:
+    """Say why no multipliers are to be had, or None."""
+    nodes, q = problem.network.nodes, problem.q
+    if problem.p != 2 or (q != 2 and not problem.scalars):
+        return "lipsdp: needs p = q = 2"
+    if any(isinstance(node, MaxPoolNode) for node in nodes):
+        return "lipsdp: no rule for a MaxPool"
+    if not any(isinstance(node, ElementwiseNode) for node in nodes):
+        return "lipsdp: there is no activation to choose multipliers for"
+    size, inputs = _size(problem), math.prod(problem.network.in_shape)
+    if 8 * (12 * size**2 + 6 * size * (inputs + size)) > problem.norms.memory_budget:
+        return f"lipsdp: matrices of {size} rows are over the memory budget"
+    samples = 1 if isinstance(problem.scope, Global) else len(problem.scope.x)
+    problems = samples * (problem.network.outputs if problem.scalars else 1)
+    if problems * size**3 > most_work:
+        return f"lipsdp: takes long ({problems} x size {size}), ask for it by its name"
+    return None
+
+
+def _size(problem: Problem) -> int:
+    nodes, outputs = problem.network.nodes, problem.network.outputs
+    neurons = sum(math.prod(node.shape) for node in nodes if isinstance(node, ElementwiseNode))
+    return neurons + min(math.prod(problem.network.in_shape), neurons) + (1 if problem.scalars else outputs)
+
+
+def lipsdp_bound(problem: Problem) -> Bound:
+    """Bound the l2 Lipschitz constant of a network, or of each of its outputs, by the best multipliers found."""
+    scaled = problem.once("neurons of one size", lambda: _scaled(problem))
+    per_sample = [_solved(problem, scaled, *slopes) for slopes in _slopes(problem, scaled)]
+    value = torch.stack([found.value for found in per_sample])
+    largest = torch.stack([found.largest for found in per_sample])
+    if isinstance(problem.scope, Global):
+        value, largest = value[0], largest[0]
+    value = torch.minimum(value, growth(problem, problem.norms).of_output()) if bool(value.isinf().any()) else value
+    names = [problem.network.nodes[k].name for level in scaled.maps.levels for k in level]
+    per_layer = tuple(
+        LayerTerm(name, "largest multiplier", part, "lipsdp")
+        for name, part in zip(names, largest.unbind(dim=-1), strict=True)
+    )
+    return problem.norms.result(
+        problem.shaped(value), 2, problem.q, problem.scope, "lipsdp", per_layer, problem.network.assumes
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """The form with all neurons and outputs brought to the same size by powers of two.
+
+    A neuron's dz and da are those of the network divided by `before` and `behind`, the outputs by `outputs`.
+    """
+
+    maps: NeuronMaps
+    form: QuadraticForm
+    before: Tensor
+    behind: Tensor
+    outputs: Tensor
+
+
+def _scaled(problem: Problem) -> _Scaled:
+    nodes = problem.network.nodes
+    maps = neuron_maps(nodes)
+    order = [k for level in maps.levels for k in level]
+    columns = torch.ones(maps.z.value.shape[1], dtype=torch.float64, device=maps.z.value.device)
+    before, done = torch.ones_like(columns[maps.inputs :]), 0
+    slopes = []
+    for k, size in zip(order, maps.sizes, strict=True):
+        node, rows = nodes[k], slice(done, done + size)
+        assert isinstance(node, ElementwiseNode)
+        alpha, beta = node.activation.slope
+        slopes.append(torch.tensor([[alpha], [beta]], dtype=columns.dtype, device=columns.device).expand(2, size))
+        before[rows] = power_of_two((maps.z.value[rows].abs() * columns).amax())
+        steepest = torch.tensor(max(abs(alpha), abs(beta)), dtype=columns.dtype, device=columns.device)
+        columns[maps.inputs + done : maps.inputs + done + size] = before[rows] * power_of_two(steepest)
+        done += size
+    outputs = power_of_two((maps.output.value.abs() * columns).amax())
+    Z, C = _times(maps.z, 1 / before[:, None], columns), _times(maps.output, 1 / outputs, columns)
+    Z, C, inputs = _with_fewer_inputs(Z, C, maps.inputs)
+    behind = columns[maps.inputs :]
+    sizes = dict(zip(order, maps.sizes, strict=True))
+    levels = tuple(sum(sizes[k] for k in level) for level in maps.levels)
+    alpha, beta = torch.cat(slopes, dim=1) * (before / behind)
+    return _Scaled(maps, QuadraticForm(Z, C, alpha, beta, inputs, levels), before, behind, outputs)
+
+
+def _times(matrix: Enclosed, rows: Tensor, columns: Tensor) -> Enclosed:
+    """Return a matrix with rows and columns multiplied by powers of two; what underflows is in the error."""
+    return Enclosed(matrix.value * columns * rows, matrix.error * columns * rows + TINY)
+
+
+def _with_fewer_inputs(Z: Enclosed, C: Enclosed, inputs: int) -> tuple[Enclosed, Enclosed, int]:
+    """Return the same with the input replaced by as many coordinates as rows read it, if those are fewer.
+
+    See the module's docstring: what is lost is the rounding of a Cholesky factorisation.
+    """
+    B = torch.cat([Z.value[:, :inputs], C.value[:, :inputs]])
+    off = torch.cat([Z.error[:, :inputs], C.error[:, :inputs]])
+    reading = (B != 0).any(dim=1) | (off > TINY).any(dim=1)
+    count = int(reading.sum())
+    if not 0 < count < inputs:
+        return Z, C, inputs
+    size, error = (norm_upper_bound_of_vectors(part.flatten(), 2, 0) for part in (B, off))
+    gram = B[reading] @ B[reading].mT
+    R = dominating_factor(gram, inflate(gamma(inputs + 2) * size * size + error * (2 * size + error), gamma(8)))
+    factor = B.new_zeros(len(B), count)
+    factor[reading] = R
+
+    def replaced(matrix: Enclosed, rows: slice) -> Enclosed:
+        value = torch.cat([factor[rows], matrix.value[:, inputs:]], dim=1)
+        return Enclosed(value, torch.cat([torch.zeros_like(factor[rows]), matrix.error[:, inputs:]], dim=1))
+
+    n = len(Z.value)
+    return replaced(Z, slice(0, n)), replaced(C, slice(n, None)), count
+
+
+def _slopes(problem: Problem, scaled: _Scaled) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the slopes of all neurons, as scaled, for each sample of the scope; once for the global one."""
+    scope, ratio = problem.scope, scaled.before / scaled.behind
+    if isinstance(scope, Global):
+        yield scaled.form.alpha, scaled.form.beta
+        return
+    found = _anchored(problem) if isinstance(scope, Anchor) else _over_ball(problem, scope)
+    parts = [found[k] for level in scaled.maps.levels for k in level]
+    lower = torch.cat([part.lower.flatten(1) for part in parts], dim=1) * ratio
+    upper = torch.cat([part.upper.flatten(1) for part in parts], dim=1) * ratio
+    yield from zip(lower, upper, strict=True)
+
+
+def _anchored(problem: Problem) -> dict[int, Slopes]:
+    evaluation = evaluate_with_error(problem.network, problem.anchor, problem.norms)
+    return {
+        unit.hidden: anchored_slopes(unit.block, evaluation.values[unit.z])
+        for unit in problem.network.units
+        if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None
+    }
+
+
+def _over_ball(problem: Problem, ball: Ball) -> dict[int, Slopes]:
+    return {
+        part.unit.hidden: part.slopes
+        for part in carry_ball(problem, ball)
+        if part.slopes is not None and part.unit.hidden is not None
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """A constant for each scalar output, or one for the vector; and the largest multiplier of each node."""
+
+    value: Tensor
+    largest: Tensor
+
+
+def _solved(problem: Problem, scaled: _Scaled, alpha: Tensor, beta: Tensor) -> _Solved:
+    """Search for multipliers and prove the constants that they give; inf where that fails."""
+    form = scaled.form.with_slopes(alpha, beta)
+    first = first_multipliers(form) if _is_finite(form) else None
+    if first is None:
+        count = problem.network.outputs
+        nothing = torch.full((count,) if problem.scalars else (), torch.inf, dtype=alpha.dtype, device=alpha.device)
+        return _Solved(nothing, nothing[..., None].expand(*nothing.shape, len(scaled.maps.sizes)))
+    found = [(part, best_multipliers(part, start)) for part, start in _questions(form, first, problem.scalars)]
+    values = torch.stack([proven_constant(part, T) for part, T in found]) * scaled.outputs
+    largest = torch.stack([_largest(scaled, T) for _, T in found])
+    values = inflate(values, 0.0)
+    return _Solved(values, largest) if problem.scalars else _Solved(values[0], largest[0])
+
+
+def _is_finite(form: QuadraticForm) -> bool:
+    parts = (form.Z.value, form.Z.error, form.C.value, form.C.error, form.alpha, form.beta)
+    return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def _questions(form: QuadraticForm, first: Tensor, scalars: bool) -> Iterator[tuple[QuadraticForm, Tensor]]:
+    """Yield every form whose outputs are bounded together, with multipliers to start from."""
+    rows = len(form.C.value)
+    if not scalars:
+        yield form, first
+        return
+    for k in range(rows):
+        yield form.with_output(Enclosed(form.C.value[k : k + 1], form.C.error[k : k + 1])), first
+
+
+def _largest(scaled: _Scaled, T: Tensor) -> Tensor:
+    """Return the largest multiplier of each node, in the network's own units."""
+    return torch.stack([part.amax() for part in (T / scaled.behind / scaled.behind).split(list(scaled.maps.sizes))])
+
+
+def proven_constant(form: QuadraticForm, T: Tensor) -> Tensor:
+    r"""Return a proven :math:`\sqrt{\lambda_{max}(C M(T)^{-1} C^T)}` for any multipliers; inf where M is not definite.
+
+    Multipliers below 0 count as 0, which is one of the choices.
+    """
+    T = T.clamp(min=0.0)
+    M = form.matrix(T)
+    _, exponent = torch.frexp(M.diagonal().clamp(min=TINY))
+    D = torch.ldexp(torch.ones_like(M.diagonal()), -(exponent // 2))
+    C_error = norm_upper_bound_of_vectors((form.C.error * D).flatten(), 2, 0)
+    squared = inverse_form_upper_bound(D[:, None] * M * D, form.C.value * D, form.matrix_error(T, D), C_error)
+    return inflate(squared.sqrt(), 0.0)
