@@ -22,7 +22,7 @@ from curvcert.whole_files import write_whole
 
 FIGURES = ROOT / "docs" / "images" / "results"
 PAGES = {
-    ROOT / "docs" / "results.md": lambda: results_page.results_page(RESULTS),
+    ROOT / "docs" / "results.md": results_page.results_page,
     performance_page.PAGE: performance_page.performance_page,
 }
 """Every page that is written from the records alone."""

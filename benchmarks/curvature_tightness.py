@@ -19,20 +19,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-import matplotlib as mpl
 import torch
 import torch.nn.functional as F
+from matplotlib import colormaps
 from rich.console import Console
 from torch import Tensor, nn
 
 import curvcert
+from benchmarks.drawing import grid, legend_below
 from benchmarks.harness import ROOT, figures_of, write_record
 from curvcert.bounds.curvature import Compositional
 from curvcert.data import load_digits
 from curvcert.picture_files import write_figure
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 SEED = 0
 DEPTHS = (2, 3, 4, 5, 6, 8, 10)
@@ -201,7 +199,7 @@ def summary(networks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def plot_ratios(networks: list[dict[str, Any]]) -> None:
     """Draw K / largest Hessian found against depth: a row for each kind, a column for each training."""
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5.6), sharex=True, sharey=True, layout="constrained")
+    figure, axes = grid(2, 3, (10, 5.6), sharex=True, sharey=True)
     for axis, (kind, training) in zip(axes.flat, [(k, t) for k in KINDS for t in TRAININGS], strict=True):
         chosen = [n for n in networks if n["kind"] == kind and n["training"] == training]
         for name, (colour, _) in METHODS.items():
@@ -215,17 +213,15 @@ def plot_ratios(networks: list[dict[str, Any]]) -> None:
         axis.set_xlabel("layers")
     for axis in axes[:, 0]:
         axis.set_ylabel("K / largest Hessian found")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend_below(figure, axes.flat, columns=len(METHODS), size=10)
     write_figure(figure, IMAGES / "curvature-tightness.svg")
-    plt.close(figure)
 
 
 def plot_breakdown(networks: list[dict[str, Any]], depth: int = 6) -> None:
     """Draw each layer's share of the unrolled bound, for the MLPs of one depth."""
     chosen = [n for n in networks if n["kind"] == "mlp" and n["depth"] == depth]
-    figure, axis = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
-    colours = plt.get_cmap("viridis")
+    figure, ((axis,),) = grid(1, 1, (7.5, 2.6))
+    colours = colormaps["viridis"]
     for row, network in enumerate(chosen):
         left = 0.0
         terms = network["per_layer"]
@@ -252,7 +248,6 @@ def plot_breakdown(networks: list[dict[str, Any]], depth: int = 6) -> None:
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
     write_figure(figure, IMAGES / "curvature-per-layer.svg")
-    plt.close(figure)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from curvcert.picture_files import write_figure
 
@@ -26,6 +27,18 @@ def panels(count: int, width: float = 4.2, height: float = 3.4) -> tuple[Figure,
     return figure, axes
 
 
+def grid(
+    rows: int, columns: int, size: tuple[float, float], sharex: bool = False, sharey: bool = False
+) -> tuple[Figure, NDArray[Any]]:
+    """Return a figure with rows of panels, that share their scales if `sharex` or `sharey` says so.
+
+    >>> grid(2, 3, (10, 5.6), sharey=True)[1].shape
+    (2, 3)
+    """
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
+
+
 def bars(axis: Axes, counted: Mapping[str, Any], colour: str, label: str | None = None) -> None:
     """Draw a histogram from its edges and counts: an outline, lightly filled, so that several may overlap."""
     edges, counts = counted["edges"], counted["counts"]
@@ -35,11 +48,11 @@ def bars(axis: Axes, counted: Mapping[str, Any], colour: str, label: str | None 
     axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> None:
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int = 4, size: float = 8) -> None:
     """Put one legend for all panels below them, each label once."""
     named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+        list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False, fontsize=size
     )
 
 

@@ -1,64 +1,64 @@
 """The tables of the page "Performance and scale", from the records: each stands between two marks that name it."""
 
 from benchmarks.harness import RESULTS, ROOT, figures_of, read_record
+from benchmarks.pages import table
 from curvcert.results import Record
 
 PAGE = ROOT / "docs" / "performance.md"
 LOSSES = {"standard": "cross-entropy", "curvature": "the paper's loss", "certified-margin": "certified margin"}
 MODELS = ("6F", "6C2F")
-NOT_YET = "not yet measured"
 
 
 def training_table() -> str:
     """Return the steps a second of every loss, without and with augmentation, and the kernels of a step."""
     speeds = figures_of("gpu_training")["steps per second"]
-    lines = [["network", "loss", "steps/s", "with crop and flip", "kernels a step"]]
+    lines: list[list[str]] = []
     for model in MODELS:
         for loss, title in LOSSES.items():
             plain, augmented = speeds[f"{model}, {loss}"], speeds[f"{model}, {loss}, augmented"]
             kernels = f"{plain['kernels a step']}" if "kernels a step" in plain else ""
             lines.append([model, title, f"{plain['median']:,.0f}", f"{augmented['median']:,.0f}", kernels])
-    return _table(lines)
+    return table(("network", "loss", "steps/s", "with crop and flip", "kernels a step"), lines)
 
 
 def side_by_side_table() -> str:
     """Return the steps a second of several seeds side by side, all runs together."""
     speeds = figures_of("gpu_side_by_side")["steps per second"]
     counts = (1, 2, 4)
-    lines = [["6F", "1 run", *(f"{count} seeds side by side" for count in counts[1:])]]
+    lines: list[list[str]] = []
     for loss, title in LOSSES.items():
         known = [speeds[f"6F, {loss}, {count} seeds"]["median"] for count in counts]
         lines.append([title, *(f"{speed:,.0f}" for speed in known)])
-    return _table(lines)
+    return table(("6F", "1 run", *(f"{count} seeds side by side" for count in counts[1:])), lines)
 
 
 def global_table() -> str:
     """Return the seconds that constants and radii of 10,000 points take, beside their Jacobians."""
-    lines = [["network", "constants", "radii", "together", "ten-row Jacobians alone"]]
+    lines: list[list[str]] = []
     for found in figures_of("certification_cuda")["measurements"]:
         seconds = [found["constants_seconds"], found["timings"]["certificate"]["median_s"]]
         jacobian = found["timings"]["jacobian"]["median_s"]
         lines.append([found["network"], *(f"{s:.2f} s" for s in (*seconds, sum(seconds), jacobian))])
-    return _table(lines)
+    return table(("network", "constants", "radii", "together", "ten-row Jacobians alone"), lines)
 
 
 def local_table() -> str:
     """Return the seconds that our best certificate takes to decide three radii, and to find the largest ones."""
-    lines = [["network", "loss", "constants", "three radii decided", "largest radii found"]]
+    lines: list[list[str]] = []
     for found in (figures_of(f"shell_{model}_cuda") for model in MODELS):
         decided = f"{found['deciding_s']:.1f} s for {found['points']:,} images"
         full = f"{found['radii_s']:.1f} s for {found['full_points']:,} images"
         lines.append([found["model"], LOSSES[found["loss"]], f"{found['prepare_s']:.1f} s", decided, full])
-    return _table(lines)
+    return table(("network", "loss", "constants", "three radii decided", "largest radii found"), lines)
 
 
 def shared_table() -> str:
     """Return the seconds of the same by the records of Table 1."""
-    lines = [["network", "trained by", "seed", "seconds for 10,000 images"]]
+    lines: list[list[str]] = []
     for row in figures_of("table1")["rows"]:
         if row["certificate"] == "best" and row["samples"] == 10_000 and "gpu" in row["hardware"]:
             lines.append([row["model"], row["method"], f"{row['seed']}", f"{row['seconds']:.1f}"])
-    return _table(lines)
+    return table(("network", "trained by", "seed", "seconds for 10,000 images"), lines)
 
 
 def gpu_records() -> dict[str, Record]:
@@ -78,10 +78,10 @@ def code_of(record: Record) -> str:
 
 def records_table() -> str:
     """Return every record that a benchmark made on a GPU, and the commit whose code it measured."""
-    lines = [["record", "made on", "GPU", "commit of the code"]]
+    lines: list[list[str]] = []
     for name, record in gpu_records().items():
         lines.append([f"`results/{name}.json`", record.created, record.config["device"], code_of(record)])
-    return _table(lines)
+    return table(("record", "made on", "GPU", "commit of the code"), lines)
 
 
 def ratios() -> str:
@@ -115,8 +115,3 @@ def performance_page() -> str:
             raise SystemExit(f"Expected a part {name!r} in the page, got none.")
         page = f"{before}{mark}\n{part()}\n\n{end}{after}"
     return page
-
-
-def _table(lines: list[list[str]]) -> str:
-    head, *rows = lines
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))

@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 import curvcert
+from benchmarks.drawing import grid, legend_below
 from benchmarks.harness import ROOT, figures_of, require_known_code, write_record
 from benchmarks.local_curvature import KINDS, load
 from benchmarks.networks import dense, six_c_two_f, six_f
@@ -44,9 +44,6 @@ from curvcert.network import LiveNetwork
 from curvcert.operators.estimates import NormEstimates
 from curvcert.picture_files import write_figure
 from curvcert.training import load_model
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 SEED, BATCH = 0, 256
 WIDTHS = {"784-100-100-10": (784, 100, 100, 10), "784-100^5-10": (784, 100, 100, 100, 100, 100, 10)}
@@ -141,7 +138,7 @@ def measure(name: str, kind: str, network: curvcert.Network, x: Tensor, y: Tenso
 
 def draw(networks: list[dict[str, Any]]) -> None:
     """Draw certified accuracy against the radius: a row for each depth, a column for each training."""
-    figure, axes = plt.subplots(2, 2, figsize=(9, 5.8), sharey=True, layout="constrained")
+    figure, axes = grid(2, 2, (9, 5.8), sharey=True)
     for axis, found in zip(axes.flat, networks, strict=True):
         for key, colour in CURVES.items():
             style = "--" if key == "limit" else "-"
@@ -160,10 +157,8 @@ def draw(networks: list[dict[str, Any]]) -> None:
         axis.set_xlabel("radius, l2")
     for axis in axes[:, 0]:
         axis.set_ylabel("certified accuracy")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, axes.flat, columns=2, size=10)
     write_figure(figure, IMAGES / "local-certificate.svg")
-    plt.close(figure)
 
 
 def speed(names: list[str], points: int, device: str, console: Console) -> None:

@@ -11,14 +11,15 @@ cubic in n.
 
 import math
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
+from benchmarks.harness import time_interleaved
 from benchmarks.reproduce.experiment import Experiment, Options, make_record, save_arrays
 from curvcert.bounds.curvature import Compositional, curvature
 from curvcert.bounds.lipschitz import lipschitz
@@ -92,20 +93,10 @@ def _timed(depth: int, width: int, repeats: int, options: Options) -> dict[str, 
         torch.manual_seed(options.seed)
         model = dense(INPUTS, (width,) * (depth - 1)).requires_grad_(False).eval().to(options.device)
     network = trace(model, torch.zeros(1, INPUTS, device=options.device))
-    seconds = {name: _median_seconds(call, network, repeats) for name, (_, call) in BOUNDS.items()}
+    calls = {name: partial(call, network) for name, (_, call) in BOUNDS.items()}
+    timings = time_interleaved(calls, repeats, warmup=1, synchronise=partial(_wait, network))
+    seconds = {name: timing.median for name, timing in timings.items()}
     return {"depth": depth, "width": width, "seconds": seconds, "multiplications": multiplications(depth, width)}
-
-
-def _median_seconds(call: Callable[[Network], object], network: Network, repeats: int) -> float:
-    found = []
-    for repetition in range(repeats + 1):
-        _wait(network)
-        begun = time.perf_counter()
-        call(network)
-        _wait(network)
-        if repetition:
-            found.append(time.perf_counter() - begun)
-    return statistics.median(found)
 
 
 def _wait(network: Network) -> None:
