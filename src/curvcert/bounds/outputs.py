@@ -56,10 +56,11 @@ def output_bounds(
 
     >>> from torch import nn
     >>> from curvcert.network import trace
-    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()).eval()
-    >>> _ = model[0].weight.data.fill_(2.0)
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).eval()
+    >>> for parameter, value in zip(model.parameters(), (2.0, 0.0, 1.0, 1.0), strict=True):
+    ...     _ = parameter.data.fill_(value)
     >>> output_bounds(trace(model, torch.zeros(1, 1)), box=(torch.tensor([-1.0]), torch.tensor([1.0])))
-    Interval([0, 2], shape (1, 1))
+    Interval([1, 3], shape (1, 1))
     """
     x, region = _question(network, at, radius, p, box)
     rows, offset = _functionals(network, C, c, len(x))

@@ -28,10 +28,11 @@ from curvcert.memory import spare_elements
 from curvcert.network.evaluation import Evaluation
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode
 from curvcert.network.sweeps import AbstractBackward
+from curvcert.norms import conjugate
 from curvcert.propagation.reach import Moved, NetworkFacts, cut, moved_activation, moved_pool, moved_sum
 from curvcert.propagation.regions import AbstractRegion
 from curvcert.propagation.relaxation import AbstractRelaxation, Reach, relaxed_activation, relaxed_pool
-from curvcert.rounding import TINY, gamma, inflate
+from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
 
 _CHUNK_ELEMENTS = 2**23
 """Numbers that the covectors in hand may take, on a processor."""
@@ -105,7 +106,7 @@ class Relaxed:
         if self._by_norms_alone(value) or size * numbers > MOST_ROWS:
             return moved
         unit = torch.eye(size, dtype=moved.fall.dtype, device=moved.fall.device)
-        change = self.change(value, unit.reshape(1, size, *shape))
+        change = self._by_covectors(value, unit.reshape(1, size, *shape))
         fall = torch.minimum(moved.fall, change.fall.reshape(moved.fall.shape))
         rise = torch.minimum(moved.rise, change.rise.reshape(moved.rise.shape))
         return cut(fall, rise, moved.length, self.facts.p)
@@ -117,6 +118,19 @@ class Relaxed:
 
     def change(self, value: int, rows: Tensor) -> Change:
         """Bound how far rows . v moves, v the value of a node, for rows of shape (batch or 1, rows, *shape)."""
+        moved, u = self._moved[value], rows.flatten(2)
+        whole = moved.length[:, None] * norm_upper_bound_of_vectors(u, conjugate(self.facts.p), 2)
+        up, down = u.clamp(min=0), (-u).clamp(min=0)
+        fall, rise = (side.flatten(1)[:, :, None] for side in (moved.fall, moved.rise))
+        change, relative = self._by_covectors(value, rows), gamma(u.shape[2] + 8)
+        rises = torch.minimum(whole, (up @ rise + down @ fall).squeeze(2))
+        falls = torch.minimum(whole, (up @ fall + down @ rise).squeeze(2))
+        return Change(
+            torch.fmin(change.fall, inflate(falls, relative) + TINY),
+            torch.fmin(change.rise, inflate(rises, relative) + TINY),
+        )
+
+    def _by_covectors(self, value: int, rows: Tensor) -> Change:
         numbers = self.facts.numbers_behind(value) * len(self._moved[0].fall)
         count = max(1, spare_elements(rows.device, _CHUNK_ELEMENTS) // numbers)
         found = [self._change(value, part) for part in rows.split(count, dim=1)]

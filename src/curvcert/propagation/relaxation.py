@@ -18,6 +18,9 @@ from curvcert.network.block import MaxPool
 from curvcert.network.evaluation import Computed
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
 
+_HALF, _SEARCHES = 16, 5
+"""Nodes on each side of the middle of a range, and steps, in the search for slopes."""
+
 
 @dataclass(frozen=True, eq=False)
 class Costs:
@@ -110,31 +113,38 @@ def relaxed_activation(activation: Activation, z: Reach, a: Computed, roundings:
 
     `roundings` counts those of the sum that s o u enters: gamma of it bounds what the sum is off by.
     """
-    lower, upper = z.ends
-    above, below = slopes(activation, lower, upper)
-    up, error_up = _remainder(activation, above, z, a)[1], _extra(activation, above, z, roundings)
-    if below is None:
-        down, error_down = _remainder(activation, above, z, a)[0], error_up
-    else:
-        down, error_down = _remainder(activation, below, z, a)[0], _extra(activation, below, z, roundings)
-    return Lines(Costs(_known(up + error_up), _known(down + error_down)), above, below)
+    above, below = (resting_slopes(activation, *z.ends, side) for side in (True, False))
+    _, up = _remainder(activation, above, z, a)
+    down, _ = _remainder(activation, below, z, a)
+    costs = (_known(cost + _extra(activation, s, z, roundings)) for cost, s in ((up, above), (down, below)))
+    return Lines(Costs(*costs), above, None if torch.equal(above, below) else below)
 
 
-def slopes(activation: Activation, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the slopes of the lines: chords, and for kinks below the line that touches at the middle of the range."""
-    chord = chords(activation, lower, upper)
-    return chord, None
+def resting_slopes(activation: Activation, lower: Tensor, upper: Tensor, above: bool) -> Tensor:
+    """Return the slope of the line that rests on phi from above, or from below, and is nearest in the middle.
+
+    That leaves the least area between them.  It is CROWN's choice for ReLU and for tanh but where that is worse, and
+    there is one for every activation.  Searched for on a grid, as slopes need no proof: the farthest node beyond the
+    edge of the hull over the middle becomes its end, until the hull is found, or touches phi in the middle.
+    """
+    z = lower + torch.linspace(0, 1, 2 * _HALF + 1).to(lower).reshape(-1, *(1,) * lower.dim()) * (upper - lower)
+    phi = activation.value(z) if above else -activation.value(z)
+    left = torch.zeros_like(lower, dtype=torch.int64)[None]
+    right, touches = torch.full_like(left, 2 * _HALF), torch.zeros_like(left, dtype=torch.bool)
+    slope = _edge(z, phi, left, right)
+    for _ in range(_SEARCHES):
+        far = (phi - slope * z).argmax(dim=0, keepdim=True)
+        touches |= far == _HALF
+        left, right = torch.where(far < _HALF, far, left), torch.where(far > _HALF, far, right)
+        slope = _edge(z, phi, left, right)
+    slope = torch.where(touches, activation.derivative(z[_HALF])[None], slope if above else -slope)[0]
+    ordinary = (upper - lower > 1e-7 * (1 + lower.abs() + upper.abs())) & slope.isfinite()
+    middle = torch.where(ordinary | ~(lower + upper).isfinite(), 0.0, (lower + upper) / 2)
+    return torch.where(ordinary, slope, activation.derivative(middle)).clamp(*activation.slope)
 
 
-def chords(activation: Activation, lower: Tensor, upper: Tensor) -> Tensor:
-    """Return the slopes of the chords; where the ends are too close for that, the slope between them."""
-    width, alpha, beta = upper - lower, *activation.slope
-    ordinary = (width > 1e-7 * (1 + lower.abs() + upper.abs())) & width.isfinite()
-    middle = torch.where(width.isfinite(), (lower + upper) / 2, 0.0)
-    rise = activation.value(torch.where(ordinary, upper, 1.0)) - activation.value(torch.where(ordinary, lower, 0.0))
-    return torch.where(ordinary, rise / torch.where(ordinary, width, 1.0), activation.derivative(middle)).clamp(
-        alpha, beta
-    )
+def _edge(z: Tensor, phi: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return (phi.gather(0, right) - phi.gather(0, left)) / (z.gather(0, right) - z.gather(0, left))
 
 
 def _remainder(activation: Activation, s: Tensor, z: Reach, a: Computed) -> tuple[Tensor, Tensor]:
