@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from curvcert.cli import models
 from curvcert.cli.models import ModelChoice, is_network_file, load_network
 from curvcert.data import load_demo_network, load_digits
 from curvcert.errors import InvalidInput
@@ -17,6 +18,7 @@ from curvcert.network.network_file import network_digest, save_network
 from curvcert.nn import Normalise, architecture
 from curvcert.training import load_recipe
 from curvcert.training.model_file import save_model as save_trained_model
+from tests.graph_families import GRAPHS
 
 SHAPE = (1, 8, 8)
 
@@ -97,6 +99,14 @@ def test_a_normalisation_in_front_of_affine_and_max_pooling_networks(folder: Pat
         network = load_network(ModelChoice(str(path), normalise=("1/2", "2")))
         expected = model.double()((images() - 0.5) / 2).detach()
         torch.testing.assert_close(network(images()), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_normalisation_in_front_of_a_graph() -> None:
+    network = GRAPHS[0].network()
+    x = torch.randn(3, *network.in_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = models._normalised(network, ModelChoice("net.onnx", normalise=("1/2", "2")))
+    torch.testing.assert_close(whole(x), network((x - 0.5) / 2), rtol=1e-12, atol=1e-12)
+    assert len(whole.nodes) == len(network.nodes) + 1  # others read the input too
 
 
 def test_a_network_file_is_told_apart(folder: Path) -> None:

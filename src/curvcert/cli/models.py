@@ -15,9 +15,10 @@ from torch import nn
 
 from curvcert.cli.options import numbers, whole_numbers
 from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.network import Affine, Block, Network, load_onnx, trace
+from curvcert.network import AbstractBlock, Affine, Block, Network, load_onnx, trace
 from curvcert.network.block import add_offsets, fold_offset
 from curvcert.network.network_file import KIND as NETWORK_FILE
+from curvcert.network.rewriting.fusion import fused
 from curvcert.nn import INPUT_SHAPES, Normalise
 from curvcert.training import load_model as load_trained_model
 
@@ -206,11 +207,13 @@ def _with_normalisation(model: nn.Module, choice: ModelChoice, shape: Shape) -> 
 
 
 def _normalised(network: Network, choice: ModelChoice) -> Network:
-    """Put a normalisation in front of a network: x -> A x + a, folded into the first block where that has a W."""
+    """Put a normalisation in front of a network: x -> A x + a, folded into what reads the input where that can be."""
     layer = _normalisation(choice, network.in_shape, network.source_dtype)
     if layer is None:
         return network
     front = trace(layer, torch.zeros(1, *network.in_shape, dtype=network.source_dtype)).blocks[0]
+    if not network.is_chain:
+        return _behind(front, network)
     first = network.blocks[0]
     if not isinstance(front, Affine) or not isinstance(first, Block | Affine):
         return Network.of_blocks((front, *network.blocks), network.source_dtype)
@@ -222,3 +225,11 @@ def _normalised(network: Network, choice: ModelChoice) -> Network:
         b, b_error = add_offsets(first.b, shift, first.b_error, shift_error)
         folded = replace(folded, W=first.W @ front.H, b=b, b_error=b_error)
     return Network.of_blocks((folded, *network.blocks[1:]), network.source_dtype)
+
+
+def _behind(front: AbstractBlock, network: Network) -> Network:
+    """Return a network that is no chain behind an affine block."""
+    before = Network.of_blocks((front,)).nodes
+    shifted = {k: k + len(before) - 1 for k in range(len(network.nodes))}
+    nodes = (*before, *(node.renumbered(shifted) for node in network.nodes[1:]))
+    return Network(fused(nodes, len(nodes) - 1), network.source_dtype)

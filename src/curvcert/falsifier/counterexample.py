@@ -146,7 +146,7 @@ def _of_quotient(example: Counterexample, shown: Tensor) -> Replay:
 
 
 def _rise_lower_bound(example: Counterexample) -> Tensor:
-    last = evaluate_with_error(example.network, torch.stack([example.x, example.y])).states[-1]
+    last = evaluate_with_error(example.network, torch.stack([example.x, example.y])).output
     value, error, size = last.value.flatten(1), last.error.flatten(1), example.covector.abs()
     rise = ((value[1] - value[0]) * example.covector).sum().abs()
     rounding = gamma(len(size) + 4) * (size * value.abs().sum(dim=0)).sum()
@@ -200,7 +200,7 @@ def _of_witness(example: Counterexample) -> Replay:
 
 def _leads(example: Counterexample) -> Tensor:
     """Enclose by how much the rival, or the best of them, leads over the label at y."""
-    last = evaluate_with_error(example.network, example.y[None]).states[-1]
+    last = evaluate_with_error(example.network, example.y[None]).output
     value, error = last.value.flatten(), last.error.flatten()
     lead, own = value - value[example.label], error[example.label]
     slack = inflate(error + own + 2 * UNIT_ROUNDOFF * lead.abs(), gamma(8))

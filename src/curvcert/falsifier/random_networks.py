@@ -23,6 +23,7 @@ from curvcert.activations import (
     torch_softplus,
 )
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool, Network
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.nn.sll import contracting_diagonal
 from curvcert.operators import AbstractLinearMap, AveragePool2d, Conv2d, Dense, Diagonal, Identity, Reshape, Zero
 
@@ -79,7 +80,7 @@ def random_network(draw: Draw) -> RandomNetwork:
     # Now and then the layers differ in their activations.
     pool = (first, draw.pick.choice(SMOOTH)) if draw.pick.random() < 0.2 else (first,)
     network = FAMILIES[family](draw, pool)
-    names = dict.fromkeys(block.activation.name for block in network.blocks if isinstance(block, Block))
+    names = dict.fromkeys(node.activation.name for node in network.nodes if isinstance(node, ElementwiseNode))
     return RandomNetwork(network, family, tuple(names))
 
 

@@ -163,7 +163,7 @@ def crc_radii(network: Network, x: Tensor, lower: Tensor, upper: Tensor, options
         best = torch.maximum(best, value)
         # The dual's derivative is -f at the minimiser: short of the boundary, a larger eta gains.
         low, high = torch.where(f < 0, eta, low), torch.where(f < 0, high, eta)
-    at_start = evaluate_with_error(network, x, problem.norms).states[-1]
+    at_start = evaluate_with_error(network, x, problem.norms).output
     negative = (at_start.value + at_start.error).flatten(1) < 0
     radii = (2 * best.clamp(min=0.0)).sqrt() * (1 - gamma(8))
     return torch.where(negative, radii.reshape(len(x), network.outputs), 0.0)
@@ -191,7 +191,7 @@ def _dual_lower_bound(
 ) -> tuple[Tensor, Tensor]:
     """Return a lower bound on the dual function at eta, from a point near the minimiser, and f there."""
     evaluation = evaluate_with_error(problem.network, point, problem.norms)
-    output = evaluation.states[-1]
+    output = evaluation.output
     index = torch.arange(len(point), device=point.device)
     f = output.value.flatten(1)[index, row]
     f_above = f + output.error.flatten(1)[index, row]
