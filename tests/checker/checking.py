@@ -1,6 +1,11 @@
 """How the tests ask the checker, and how its answers are told apart."""
 
+import numpy as np
+
+from curvcert.bounds.lipschitz.problem import all_pairs
+from curvcert.certificates.constants import Tables, global_constants
 from curvcert.checker import Verdict, check_certificate
+from curvcert.network import Network
 from tests.certificates.saved import Files
 
 REFUSED = {"not reached", "contradicted"}
@@ -17,3 +22,8 @@ def refused(found: Verdict) -> bool:
     """Whether every sample is refused."""
     assert found.refused and not found.holds
     return set(found.status) <= REFUSED
+
+
+def certified_lipschitz(network: Network, p: float = 2.0) -> np.ndarray:
+    """Return the table of Lipschitz constants of a certificate by the best of all methods."""
+    return global_constants(network, all_pairs(network, p), Tables(L="auto")).L.numpy()

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks.shell_search import Bounded
-from curvcert import lipschitz
 from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.facts import Facts
@@ -19,6 +18,7 @@ from curvcert.checker.outward import Enclosed
 from curvcert.checker.shells import Pairs, centres, gradient_change, spent
 from curvcert.network import Network
 from curvcert.network.network_file import save_network
+from tests.checker.checking import certified_lipschitz
 from tests.checker.test_lines import nearest
 from tests.graph_families import GRAPHS, IDS, SMOOTH, Graph, dense_path_maps
 
@@ -78,7 +78,10 @@ def test_its_lipschitz_constants_reach_those_of_curvcert_and_hold(graph: Graph, 
         network = graph.network(seed)
         facts = facts_of(network, tmp_path)
         classes = facts.model.classes
-        own, theirs = facts.L(p)[np.triu_indices(classes, 1)], lipschitz(network, p, pair="all").value.numpy()
+        own, theirs = (
+            facts.L(p)[np.triu_indices(classes, 1)],
+            certified_lipschitz(network, p)[np.triu_indices(classes, 1)],
+        )
         assert (own <= theirs * SLACK).all()
         x = draw.normal(size=4)
         here = forward(facts.model, x).outputs.value

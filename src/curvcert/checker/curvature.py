@@ -34,7 +34,8 @@ from curvcert.checker.outward import (
 from curvcert.checker.pieces import Blocks, Piece, read_outs
 
 EIGENVALUE_SIDE = 1024
-"""The largest matrix whose eigenvalue is bounded once for each pair of classes."""
+_MOST_WORK = 2**43
+"""The largest matrix whose eigenvalue is bounded once for each pair of classes, and how much work that may be."""
 
 
 def hadamard(W: Enclosed) -> float:
@@ -83,15 +84,19 @@ def _by_entries(W: Enclosed, entries: Array) -> Array:
     coarse = up((entries * rows * rows).sum(axis=1), entries.shape[1] + 8)
     coarse = np.minimum(coarse, up(entries.max(axis=1) * spectral_norm(W) ** 2, 8))
     coarse = np.minimum(coarse, up(lengths(entries, 2, 1) * hadamard(W), 8))
-    if min(W.value.shape) > EIGENVALUE_SIDE:
+    if not _affordable(len(entries), min(W.value.shape)):
         return coarse
     return np.minimum(coarse, [weighted_eigenvalue(W, u) for u in entries])
+
+
+def _affordable(count: int, side: int) -> bool:
+    return side <= EIGENVALUE_SIDE and count * side**3 <= _MOST_WORK
 
 
 def _by_metric(W: Enclosed, metric: Metric, size: Array, entries: Array) -> Array:
     S, error = congruent(W, metric)
     found = size * _root_of_product(S, error, S, error)
-    if len(S) > EIGENVALUE_SIDE:
+    if not _affordable(len(entries), len(S)):
         return up(found, 8)
     trace = float(np.abs(np.diagonal(S)).sum()) + error
     each = []

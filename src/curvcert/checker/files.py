@@ -6,6 +6,7 @@ Sizes are checked before anything is parsed or allocated; whatever is wrong rais
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,9 @@ from curvcert.errors import InvalidFile
 
 LARGEST_HEADER = 2**24
 LARGEST_FILE = 2**31
+_MOST_VALUES = 2**20
+_DEEPEST = 200
+"""Bounds on the values in a header, each of which takes some hundred bytes when it is parsed, and on nesting."""
 
 _TYPES = {"F64": "<f8", "I64": "<i8", "BOOL": "|b1", "U8": "|u1"}
 
@@ -82,7 +86,8 @@ def read(path: Path | str, kind: str, version: int) -> Content:
 
 
 def parsed(path: Path | str, text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object: no NaN, no infinity, no name twice."""
+    """Parse a JSON object: no NaN, no infinity, no name twice, neither too deep nor too long."""
+    _require_modest(path, text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     try:
         content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -90,6 +95,19 @@ def parsed(path: Path | str, text: str | bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidFile(f"A header of {path} is not a JSON object.")
     return content
+
+
+def _require_modest(path: Path | str, text: bytes) -> None:
+    """Refuse what would take much memory, or much of the stack, before any of it is parsed."""
+    values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MOST_VALUES:
+        raise InvalidFile(f"A header of {path} holds up to {values} values, the limit is {_MOST_VALUES}.")
+    plain = re.sub(rb'"(?:[^"\\]|\\.)*+"', b"", text)
+    marks = np.frombuffer(re.sub(rb"[^][{}]", b"", plain), np.uint8)
+    opened = (marks == ord("[")) | (marks == ord("{"))
+    deepest = int(np.cumsum(np.where(opened, 1, -1)).max(initial=0))
+    if deepest > _DEEPEST:
+        raise InvalidFile(f"A header of {path} is nested {deepest} deep, the limit is {_DEEPEST}.")
 
 
 def _is_text(value: object) -> bool:
@@ -147,5 +165,5 @@ def _seal(kind: str, version: int, header: str, arrays: dict[str, NDArray[Any]])
     for name in sorted(arrays):
         value = arrays[name]
         digest.update(f"{name} {value.dtype.str} {list(value.shape)}\n".encode("utf-8", "surrogatepass"))
-        digest.update(value.tobytes())
+        digest.update(value.data)
     return digest.hexdigest()

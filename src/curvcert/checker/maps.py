@@ -7,18 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from curvcert.checker.files import Content
+from curvcert.checker.limits import MOST_ENTRIES, require_entries, require_side
 from curvcert.checker.outward import Array, Enclosed, Factor, plus, product, scaled, up
 from curvcert.errors import UnsupportedModule
 
-LARGEST_SIDE = 4096
-"""Rows or columns that an explicit matrix may have."""
-
 MOST_MAPS = 1024
 _DEEPEST = 64
-_MOST_WORK = 2**22
-_MOST_ENTRIES = 2**28
-"""Bounds on the maps of a network, on nesting, on the taps of a convolution and on the entries of all matrices that are
-made: a file cannot keep us busy for long."""
+_MOST_TAPS = 2**16
+"""Bounds on the maps of a network, on nesting, and on the taps of a convolution's groups."""
 
 
 class Reading:
@@ -27,8 +23,9 @@ class Reading:
     def __init__(self, content: Content) -> None:
         """Begin with a file's content."""
         self._content = content
-        self._entries = _MOST_ENTRIES
         self._maps = MOST_MAPS
+        self._entries = 0
+        self.most = MOST_ENTRIES + 2 * sum(value.size for value in content.arrays.values())
 
     @property
     def header(self) -> dict[str, Any]:
@@ -49,13 +46,11 @@ class Reading:
         if self._maps < 0:
             raise UnsupportedModule(f"more than {MOST_MAPS} linear maps")
 
-    def room(self, rows: int, columns: int) -> None:
-        """Count a matrix that is to be made."""
-        if max(rows, columns) > LARGEST_SIDE:
-            raise UnsupportedModule(f"an explicit matrix of {rows} x {columns} is beyond the limit of {LARGEST_SIDE}")
-        self._entries -= rows * columns
-        if self._entries < 0:
-            raise UnsupportedModule(f"matrices of more than {_MOST_ENTRIES} entries in all")
+    def room(self, rows: int, columns: int, copies: int = 1) -> None:
+        """Count a matrix that is to be made, or several of its shape."""
+        require_side(rows, columns)
+        self._entries += copies * rows * columns
+        require_entries(self._entries, self.most)
 
 
 def linear_map(content: Reading, entry: Any) -> tuple[Factor, int, int]:
@@ -168,7 +163,7 @@ def _folded(content: Reading, entries: Any, depth: int, multiply: bool) -> Enclo
         expected = part.value.shape[0] == total.value.shape[1] if multiply else part.value.shape == total.value.shape
         if not expected:
             content.refuse("the parts of a sum or product do not fit together")
-        content.room(len(total.value), part.value.shape[1])
+        content.room(len(total.value), part.value.shape[1], copies=2)  # itself and its error
         total = product(total, part) if multiply else plus(total, part)
     if total is None:
         content.refuse("a sum or product without parts")
@@ -196,7 +191,7 @@ def _circuit(content: Reading, entry: dict[str, Any], depth: int) -> Enclosed:
             fits = columns == (size if before is None else len(before.value))
             if not fits or (total is not None and len(total.value) != rows):
                 content.refuse("the steps of a circuit do not fit together")
-            content.room(rows, size or columns)
+            content.room(rows, size or columns, copies=2)
             image = A if before is None else product(A, before)
             total = image if total is None else plus(total, image)
         values.append(total)
@@ -218,8 +213,7 @@ def _selection(content: Reading, entry: dict[str, Any]) -> Enclosed:
     """Return the rows of the identity that a flip of axes, or a slice along them, takes, in its order."""
     flips = entry["map"] == "flip"
     source = shape_of(content, entry.get("shape" if flips else "in_shape"))
-    if math.prod(source) > LARGEST_SIDE:
-        raise UnsupportedModule(f"a selection from {math.prod(source)} numbers is beyond the limit of {LARGEST_SIDE}")
+    require_side(1, math.prod(source))
     order = np.arange(math.prod(source)).reshape(source)[_cut(content, entry, source, flips)].reshape(-1)
     content.room(order.size, math.prod(source))
     rows = np.zeros((order.size, math.prod(source)))
@@ -300,21 +294,28 @@ def _explicit(
         content.refuse("a kernel that does not fit into its image")
     content.room(outputs * height * width, math.prod(image))
     wraps = circular and any(d * (k - 1) >= n for n, k, d in zip(image[1:], kernel, dilation, strict=True))
-    if wraps or outputs * height * width * math.prod(kernel) > _MOST_WORK:
+    if wraps or groups * math.prod(kernel) > _MOST_TAPS:
         raise UnsupportedModule("a kernel that wraps around its image, or has too many taps")
-    matrix = np.zeros((outputs, height, width, *image))
-    for o in range(outputs):
-        first = o // (outputs // groups) * per_group
-        channels = slice(first, first + per_group)
-        for i, j in np.ndindex(height, width):
-            for a, b in np.ndindex(*kernel):
-                y = i * stride[0] + a * dilation[0] - sides[0][0]
-                x = j * stride[1] + b * dilation[1] - sides[1][0]
-                if circular:
-                    y, x = y % image[1], x % image[2]
-                if 0 <= y < image[1] and 0 <= x < image[2]:
-                    matrix[o, i, j, channels, y, x] += weight[o, :, a, b]
+    matrix = np.zeros((groups, outputs // groups, height, width, groups, per_group, *image[1:]))
+    taps = weight.reshape(groups, outputs // groups, per_group, *kernel)
+    for a, b in np.ndindex(*kernel):
+        i, y = _met(height, stride[0], a * dilation[0] - sides[0][0], image[1], circular)
+        j, x = _met(width, stride[1], b * dilation[1] - sides[1][0], image[2], circular)
+        for g in range(groups):
+            # One entry for each output position: no other tap of this pass meets it.
+            block = matrix[g, :, :, :, g]
+            block[:, i[:, None], j, :, y[:, None], x] += taps[g, :, :, a, b]
     return matrix.reshape(outputs * height * width, -1)
+
+
+def _met(outputs: int, stride: int, shift: int, n: int, circular: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the places along an axis that a tap is met at: of the output, and of the image."""
+    places = np.arange(outputs)
+    read = places * stride + shift
+    if circular:
+        return places, read % n
+    inside = (read >= 0) & (read < n)
+    return places[inside], read[inside]
 
 
 def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
@@ -323,9 +324,20 @@ def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
     padding = _pair(content, entry.get("padding"), 0)
     if len(image) != 3:
         content.refuse("a pooling of something that is not an image")
-    content.room(math.prod(image), 1)
-    sides = (padding[0], padding[0]), (padding[1], padding[1])
-    ones = np.ones((image[0], 1, *window))
-    counts = _explicit(content, ones, image, stride, sides, (1, 1), image[0], False)
-    value = counts / math.prod(window)
+    sizes = zip(image[1:], padding, window, stride, strict=True)
+    height, width = ((n + 2 * pad - k) // s + 1 for n, pad, k, s in sizes)
+    if min(height, width) < 1:
+        content.refuse("a window that does not fit into its image")
+    content.room(image[0] * height * width, math.prod(image), copies=2)
+    axes = zip(image[1:], padding, window, stride, (height, width), strict=True)
+    rows, columns = (_windows(*axis) for axis in axes)
+    value = np.kron(np.eye(image[0]), np.kron(rows, columns)) / math.prod(window)
     return Enclosed(value, up(2.0**-53 * value))
+
+
+def _windows(n: int, padding: int, window: int, stride: int, outputs: int) -> Array:
+    """Return which places of an axis each window reads, as 0 and 1."""
+    start = np.arange(outputs)[:, None] * stride - padding
+    place = np.arange(n)[None]
+    read: Array = ((place >= start) & (place < start + window)).astype(np.float64)
+    return read

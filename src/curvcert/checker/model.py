@@ -7,6 +7,7 @@ applied to one.  Values are flat vectors.
 import hashlib
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from curvcert.checker.activations import Activation, activation
 from curvcert.checker.files import Content, read
+from curvcert.checker.limits import require_room
 from curvcert.checker.maps import MOST_MAPS, Reading, linear_map, shape_of, stored
 from curvcert.checker.outward import Array, Factor
 from curvcert.errors import UnsupportedModule
@@ -109,6 +111,7 @@ def read_model(path: Path | str) -> Model:
         raise UnsupportedModule(f"a network of {len(entries)} nodes, over {_MOST_NODES}")
     if json.dumps(entries).count('"map"') > 2 * MOST_MAPS:
         raise UnsupportedModule(f"more than {MOST_MAPS} linear maps")
+    _require_room(reading, entries, nodes[0].size)
     for entry in entries:
         nodes.append(_node(reading, entry, nodes))
     return Model(digest, in_shape, tuple(nodes))
@@ -124,7 +127,7 @@ def network_digest(content: Content) -> str:
     for k in range(len(content.arrays)):
         value = content.array(f"t{k}", "<f8")
         digest.update(f"{list(value.shape)}".encode())
-        digest.update(value.tobytes())
+        digest.update(value.data)
     return digest.hexdigest()
 
 
@@ -158,14 +161,30 @@ def _sources(entry: Any) -> list[Any]:
     return []
 
 
+def _require_room(content: Reading, entries: list[Any], inputs: int) -> None:
+    """Refuse a network that would take too much memory or time, by the sizes of its offsets."""
+    sizes, sources = [inputs], [list[int]()]
+    for entry in entries:
+        if entry["kind"] == "max_pool":
+            raise UnsupportedModule("max-pooling is not covered")
+        affine = entry["kind"] == "affine"
+        sizes.append(stored(content, entry.get("offset")).size if affine else sizes[entry["source"]])
+        sources.append(_sources(entry))
+    activated = [k for k, entry in enumerate(entries, 1) if entry["kind"] == "elementwise"]
+    readers = Counter(source for read in sources for source in read)
+    # The sum in front of an activation is part of its block, unless others read it too.
+    for k in activated:
+        inner = sources[k][0]
+        if inner and entries[inner - 1]["kind"] == "affine" and readers[inner] == 1:
+            sources[k] = []
+    require_room(sizes, sources, activated, content.most)
+
+
 def _node(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Node:
-    match entry["kind"]:
-        case "affine":
-            return _affine(content, entry, nodes)
-        case "elementwise":
-            act, deviation = _activation(content, entry.get("activation"))
-            return Activated(entry["source"], act, deviation, nodes[entry["source"]].size)
-    raise UnsupportedModule("max-pooling is not covered")
+    if entry["kind"] == "affine":
+        return _affine(content, entry, nodes)
+    act, deviation = _activation(content, entry.get("activation"))
+    return Activated(entry["source"], act, deviation, nodes[entry["source"]].size)
 
 
 def _affine(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Affine:
