@@ -77,7 +77,7 @@ def test_closed_forms():
         assert mpmath.mpf(ROWS["celu(0.3)"].curvature[1]) >= 1 / mpmath.mpf(0.3)
 
 
-@pytest.mark.parametrize("threshold", [5.0, 20.0, 300.0])
+@pytest.mark.parametrize("threshold", [5.0, 20.0, 80.0])
 @pytest.mark.parametrize("beta", [0.5, 1.0, 7.0])
 def test_softplus_deviation_is_outward_and_tight(beta: float, threshold: float):
     act = torch_softplus(beta, threshold)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import curvcert
 from curvcert.activations import (
     ACTIVATIONS,
     SIN,
+    TANH,
     Activation,
     Profile,
     Turn,
@@ -27,7 +29,10 @@ from curvcert.activations import (
     torch_softplus,
     value_range,
 )
+from curvcert.certificates import check_certificate
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
+from curvcert.network.network_file import save_network
+from curvcert.nn import Sin
 from tests.activations.cases import as_tensor
 
 C = 4 / (3 * math.sqrt(3)) + 1e-15
@@ -189,7 +194,9 @@ def test_registration():
     with pytest.raises(UnsupportedActivation, match=r"Wave.*register_activation"):
         from_module(Wave())
     register_activation(Wave, SIN)
-    assert from_module(Wave()) is SIN
+    act = from_module(Wave())
+    assert (act.name, act.slope) == ("sin", SIN.slope)
+    assert act.assumes == ("module Wave: computes activation 'sin' as registered, sampled only",)
     register_activation(Scaled, _scaled)
     assert from_module(Scaled(2.0)).name == "scaled(2)"
 
@@ -202,6 +209,42 @@ def test_a_module_that_computes_something_else_is_refused():
     register_activation(NotSine, SIN)
     with pytest.raises(SoundnessError, match="does not compute"):
         from_module(NotSine())
+
+
+class Leaving(nn.Module):
+    """tanh up to a point, and then no longer."""
+
+    def __init__(self, beyond: float):
+        super().__init__()
+        self.beyond = beyond
+
+    def forward(self, x):
+        return torch.tanh(x) + torch.relu(x - self.beyond)
+
+
+@pytest.mark.parametrize("beyond", [30.0, 5_000.0, 3e5, 9e8])
+def test_a_module_that_leaves_its_activation_far_from_zero_is_refused(beyond: float):
+    register_activation(Leaving, TANH)
+    with pytest.raises(SoundnessError, match="does not compute activation 'tanh'"):
+        curvcert.trace(nn.Sequential(nn.Linear(2, 3), Leaving(beyond), nn.Linear(3, 2)).eval(), torch.zeros(1, 2))
+
+
+def test_what_a_registration_states_stands_wherever_it_is_used(tmp_path):
+    register_activation(Leaving, TANH)
+    model = nn.Sequential(nn.Linear(2, 3), Leaving(1e12), nn.Linear(3, 2)).eval()
+    net, x = curvcert.trace(model, torch.zeros(1, 2)), torch.zeros(1, 2, dtype=torch.float64)
+    stated = ("module Leaving: computes activation 'tanh' as registered, sampled only",)
+    assert net.assumes == curvcert.lipschitz(net).assumes == curvcert.curvature(net).assumes == stated
+    saved = curvcert.certify(net, x, method="liplt").save(tmp_path / "certificate")
+    assert saved.assumes == stated
+    verdict = check_certificate(tmp_path / "certificate", save_network(net, tmp_path / "net"), x.numpy())
+    assert verdict.status == ("cannot check",) and not verdict.holds
+
+
+def test_what_curvcert_computes_itself_is_not_assumed():
+    assert from_module(Sin()) is SIN
+    with pytest.raises(InvalidInput, match="proven row"):
+        register_activation(Sin, TANH)
 
 
 def test_a_subclass_with_its_own_forward_is_refused():
@@ -238,6 +281,8 @@ def test_nonsense_is_not_registered():
         lambda: softplus(math.nan),
         lambda: softplus(math.inf),
         lambda: torch_softplus(1.0, math.nan),
+        lambda: torch_softplus(1.0, 89.0),
+        lambda: from_module(nn.Softplus(2.0, 100.0)),
         lambda: celu(-1.0),
         lambda: celu(math.nan),
         lambda: elu(math.nan),

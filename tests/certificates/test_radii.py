@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import curvcert
 from curvcert.certificates.radii import (
     attack_radius,
     combined_radius,
@@ -16,6 +17,8 @@ from curvcert.certificates.radii import (
     curvature_radius,
     lipschitz_radius,
 )
+from curvcert.certificates.shell.gradient_change import GradientChange
+from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 
 positive = st.floats(1e-6, 1e6)
 nonnegative = st.one_of(st.just(0.0), st.floats(1e-9, 1e6))
@@ -121,11 +124,14 @@ def test_no_size_of_the_numbers_overclaims(m: float, g: float, K: float, extra: 
     L = g + extra
     square, both = float(curvature_radius(t(m), t(g), t(K))), float(combined_radius(t(m), t(g), t(K), t(L)))
     M, G, C, Lip = (Fraction(v) for v in (m, g, K, L))
+    # Less than the margin, so that at the boundary too the label is strictly largest.
     if square < 1e300:
-        assert G * Fraction(square) + C * Fraction(square) ** 2 / 2 <= M
+        assert G * Fraction(square) + C * Fraction(square) ** 2 / 2 < M
+    shortest = float(lipschitz_radius(t(m), t(L)))
+    assert math.isinf(shortest) or Lip * Fraction(shortest) < M
     if both < 1e300:
         bend = min((Lip - G) / C, Fraction(both)) if C else Fraction(both)
-        assert G * bend + C * bend**2 / 2 + Lip * (Fraction(both) - bend) <= M
+        assert G * bend + C * bend**2 / 2 + Lip * (Fraction(both) - bend) < M
     if max(g, K) >= 1e-100 and m <= 1e100:
         assert square < math.inf
 
@@ -136,3 +142,30 @@ def test_what_overflowed_certifies_nothing(unknown: float) -> None:
     assert float(lipschitz_radius(one, lost)) == 0.0
     assert float(curvature_radius(one, lost, one)) == float(curvature_radius(one, lost, lost)) == 0.0
     assert float(combined_radius(one, lost, one, one)) == float(combined_radius(one, lost, lost, lost)) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_label_is_strictly_largest_on_the_boundary(seed: int) -> None:
+    """An affine network reaches its Lipschitz constant everywhere: nothing is to spare but the rounding."""
+    draw = torch.Generator().manual_seed(seed)
+    slope, margin = torch.rand(2, dtype=torch.float64, generator=draw).mul(10.0).exp().tolist()
+    model = nn.Linear(1, 2).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0], [slope]], dtype=torch.float64))
+        model.bias.copy_(torch.tensor([margin, 0.0], dtype=torch.float64))
+    radius = float(curvcert.certify(curvcert.trace(model.eval(), t([[0.0]])), t([[0.0]])).radius)  # type: ignore[arg-type]
+    assert Fraction(slope) * Fraction(radius) < Fraction(margin)
+    assert Fraction(slope) * Fraction(radius) > Fraction(margin) * (1 - Fraction(1, 2**24))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_integral_over_shells_stays_below_the_margin(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    m, g, K, more = torch.rand(4, 1, 1, dtype=torch.float64, generator=draw).mul(8.0).exp()
+    endless = GradientChange(torch.full_like(m, torch.inf), torch.full_like(m, torch.inf))
+    spent, low = Spent.nothing(pairs := Pairs(m, g, K, g + more)), torch.zeros(1, dtype=torch.float64)
+    for high in torch.logspace(-3, 9, 25, dtype=torch.float64).split(1):
+        spent, low = integrate_shell(spent, pairs, endless, low, high), high
+    M, G, C, L, r = (Fraction(float(v)) for v in (m, g, K, g + more, spent.radius))
+    bend = min((L - G) / C, r)
+    assert G * bend + C * bend**2 / 2 + L * (r - bend) < M

@@ -2,6 +2,7 @@
 
 import json
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +87,28 @@ def test_a_network_with_kinks_has_no_curvature_and_the_answer_says_so(run: Runne
 @pytest.mark.parametrize("value", [1.2345611, 1.2345649999, 2.0, 0.1, 123456.7, 9.999999e-5])
 def test_what_is_shown_is_a_bound_too(value: float) -> None:
     assert value <= float(_up(value)) <= value * (1 + 3e-5)
+
+
+MINE = """
+import torch
+from torch import nn
+from curvcert.activations import TANH, register_activation
+
+class Mine(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+register_activation(Mine, TANH)
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), Mine(), nn.Linear(4, 10)).eval()
+"""
+
+
+def test_what_is_assumed_is_shown(folder: Path, run: Runner) -> None:
+    (folder / "mine.py").write_text(MINE)
+    line = "module Mine: computes activation 'tanh' as registered, sampled only"
+    assert f"Assumed, not proven: {line}" in run("bound", "mine:net", "--input-shape", "1,8,8").out
+    words = ("certify", "mine:net", "digits", "--samples", 1, "--method", "liplt", "--no-search", "--no-report")
+    assert f"Assumed, not proven: {line}" in run(*words, "--out", "out").out
+    assert json.loads(run(*words, "--out", "out", "--resume", "--json").out)["assumes"] == [line]

@@ -55,7 +55,7 @@ def test_the_deviation_of_an_activation_survives_a_file(activation: Any, tmp_pat
 def test_a_declared_activation_is_not_in_a_file(tmp_path: Path) -> None:
     mine = declare_activation("mine", torch.tanh, lambda z: 1 - torch.tanh(z) ** 2, slope=(0.0, 1.0))
     network = finished(start((2,), torch.device("cpu")).activate(mine, "mine"))
-    with pytest.raises(UnsupportedActivation, match="no activation 'mine'"):
+    with pytest.raises(UnsupportedActivation, match="its formula is not in the file"):
         load_network(save_network(network, tmp_path / "net"))
 
 

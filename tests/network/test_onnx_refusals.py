@@ -124,7 +124,7 @@ REFUSED = {
         [node("BatchNormalization", "x", "s", "o", "m", "v")], ["b", 3], STATISTICS, Bad, "channels",
     ),
     "cast": ([several("Cast", ["y"], "x", to=TensorProto.DOUBLE)], V, {}, No, "Cast_y"),
-    "selu of one's own": ([node("Selu", "x", alpha=1.0)], V, {}, No, "alpha"),
+    "selu of one's own": ([node("Selu", "x", alpha=-1.0)], V, {}, Bad, "positive alpha"),
     "clip on one side": ([node("Clip", "x", "a")], V, {"a": np.float32(0.3)}, No, "one side"),
     "old opset": ([node("Tanh", "x")], V, {}, No, "opset"),
     "opset of the future": ([node("Tanh", "x")], V, {}, No, "opset"),

@@ -38,6 +38,7 @@ from curvcert.activations.table import (
     softplus,
     torch_softplus,
 )
+from curvcert.activations.written_out import gelu, gelu_tanh, selu
 
 __all__ = [
     "ACTIVATIONS",
@@ -67,11 +68,14 @@ __all__ = [
     "elu",
     "from_module",
     "from_profiles",
+    "gelu",
+    "gelu_tanh",
     "hardtanh",
     "leaky_relu",
     "register_activation",
     "remainder_range",
     "second_derivative_range",
+    "selu",
     "softplus",
     "torch_softplus",
     "value_range",

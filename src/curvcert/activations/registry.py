@@ -3,10 +3,11 @@
 import inspect
 import math
 from collections.abc import Callable
-from functools import singledispatch
+from dataclasses import replace
+from functools import cache, singledispatch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from curvcert.activations import table
 from curvcert.activations.base import Activation
@@ -16,6 +17,9 @@ Factory = Callable[[nn.Module], Activation]
 
 AGREEMENT = 1e-6
 """How far a registered module may be from its declared phi, relative to 1 + |phi|: float32 parameters."""
+
+FARTHEST = 1e9
+"""How far from 0 a registered module is sampled."""
 
 _registered: set[type[nn.Module]] = set()
 
@@ -44,20 +48,25 @@ declare_activation and make it known with register_activation(PReLU, ...).
             "anything. Declare it with declare_activation and make it known with register_activation."
         )
     act = _row(module)
-    if known in _registered:
-        _check_agreement(module, act)
-    return act
+    if known not in _registered:
+        return act
+    _check_agreement(module, act)
+    stated = f"module {type(module).__qualname__}: computes activation {act.name!r} as registered, sampled only"
+    return replace(act, assumes=tuple(dict.fromkeys((*act.assumes, stated))))
 
 
 def register_activation(module_type: type[nn.Module], activation: Activation | Factory) -> None:
     """Make `from_module` return an activation, or what a factory makes of the module, for a module type.
 
+    That the module computes it is a statement of the caller's.  Samples up to 1e9 from 0 may contradict it, nothing
+    proves it, and whatever rests on it says so in `assumes`.
+
     >>> class Sine(nn.Module):
     ...     def forward(self, x):
     ...         return torch.sin(x)
     >>> register_activation(Sine, table.SIN)
-    >>> from_module(Sine()).name
-    'sin'
+    >>> from_module(Sine()).assumes
+    ("module Sine: computes activation 'sin' as registered, sampled only",)
 
     Raises:
         InvalidInput: if the type is no module type, or is one of torch's that has a row already.
@@ -68,20 +77,22 @@ def register_activation(module_type: type[nn.Module], activation: Activation | F
         raise InvalidInput(
             f"{module_type.__name__} has a proven row already. Register a subclass with its own name instead."
         )
-    if isinstance(activation, Activation):
-        _row.register(module_type, lambda module: activation)
-    elif callable(activation):
-        _row.register(module_type, activation)
-    else:
+    if not callable(activation) and not isinstance(activation, Activation):
         raise InvalidInput(f"register_activation needs an Activation or a factory, got {activation!r}.")
+    add_row(module_type, activation)
     _registered.add(module_type)
+
+
+def add_row(module_type: type[nn.Module], activation: Activation | Factory) -> None:
+    """Do the same for a module type of curvcert's own, whose forward pass is known: nothing is assumed then."""
+    _row.register(module_type, (lambda module: activation) if isinstance(activation, Activation) else activation)
 
 
 @torch.no_grad()
 def _check_agreement(module: nn.Module, act: Activation) -> None:
     if not isinstance(act, Activation):
         raise InvalidInput(f"The factory of {type(module).__name__} must return an Activation, got {act!r}.")
-    z = torch.linspace(-20.0, 20.0, 1001, dtype=torch.float64)
+    z = _sample_points()
     expected, got = act.value(z), module(z)
     if got.shape != z.shape:
         raise SoundnessError(f"{type(module).__name__} is not elementwise: {tuple(z.shape)} became {tuple(got.shape)}.")
@@ -92,6 +103,13 @@ def _check_agreement(module: nn.Module, act: Activation) -> None:
             f"{type(module).__name__} does not compute activation {act.name!r}: at {z[worst]:.6g} it gives "
             f"{got[worst]:.9g}, not {expected[worst]:.9g}. Correct the declared value or the registration."
         )
+
+
+@cache
+def _sample_points() -> Tensor:
+    """Return a grid on [-50, 50], and magnitudes from there to FARTHEST, each 0.2% above the one before."""
+    large = 10.0 ** torch.linspace(1.69, math.log10(FARTHEST), 8_000, dtype=torch.float64)
+    return torch.cat((torch.linspace(-50.0, 50.0, 10_001, dtype=torch.float64), large, -large))
 
 
 @singledispatch

@@ -293,8 +293,11 @@ def torch_softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     """
     act = softplus(beta)
     limit = float(threshold)
-    if not math.isfinite(limit) or abs(limit) > 700:
-        raise InvalidInput(f"threshold must be a number within 700 of 0, got {threshold!r}. Use torch's 20.")
+    if not abs(limit) <= 88:
+        raise InvalidInput(
+            f"Below a threshold of {threshold!r} torch's softplus computes e^z, which overflows in float32 beyond 88. "
+            "Use torch's threshold of 20, or curvcert.nn.CentredSoftplus, which has none."
+        )
     # Thirty-two roundoffs cover exp, log1p and the quotient, and beta z rounded across the threshold.
     jump = math.log1p(math.exp(-limit)) / float(beta)
     return replace(act, deviation=jump * (1 + EVALUATION_SLACK * (1 + abs(limit))))
@@ -309,7 +312,7 @@ def celu(alpha: float = 1.0) -> Activation:
     Activation(celu(2), slope [0, 1], curvature [0, 0.5])
     """
     alpha = _positive(alpha, "alpha")
-    return _celu(alpha, f"celu({_show(alpha)})")
+    return _celu(alpha, f"celu({show(alpha)})")
 
 
 def elu(alpha: float = 1.0) -> Activation:
@@ -323,7 +326,7 @@ def elu(alpha: float = 1.0) -> Activation:
     alpha = _finite(alpha, "alpha")
     if alpha == 1.0:
         return _celu(1.0, "elu(1)")
-    return _kinked_elu(f"elu({_show(alpha)})", alpha, 1.0)
+    return kinked_elu(f"elu({show(alpha)})", alpha, 1.0)
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -333,7 +336,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
     Activation(leaky_relu(0.1), slope [0.1, 1], curvature none)
     """
     slope = _finite(slope, "slope")
-    return _leaky_relu(slope, f"leaky_relu({_show(slope)})")
+    return _leaky_relu(slope, f"leaky_relu({show(slope)})")
 
 
 def hardtanh(lower: float = -1.0, upper: float = 1.0) -> Activation:
@@ -345,7 +348,7 @@ def hardtanh(lower: float = -1.0, upper: float = 1.0) -> Activation:
     lower, upper = _finite(lower, "lower"), _finite(upper, "upper")
     if not lower < upper:
         raise InvalidInput(f"hardtanh needs lower < upper, got {lower} and {upper}. Swap them.")
-    return _hardtanh(lower, upper, f"hardtanh({_show(lower)},{_show(upper)})")
+    return _hardtanh(lower, upper, f"hardtanh({show(lower)},{show(upper)})")
 
 
 @lru_cache(maxsize=64)
@@ -353,7 +356,7 @@ def _softplus(beta: float, centred: bool) -> Activation:
     shift = math.log(2) / beta if centred else 0.0
     slack = CANCELLING / beta
     return from_profiles(
-        f"centred_softplus({_show(beta)})" if centred else f"softplus({_show(beta)})",
+        f"centred_softplus({show(beta)})" if centred else f"softplus({show(beta)})",
         Profile(
             lambda z: formulas.softplus_value(z, beta) - shift,
             "+",
@@ -405,7 +408,7 @@ def _celu(alpha: float, name: str) -> Activation:
     )
 
 
-def _kinked_elu(name: str, alpha: float, scale: float) -> Activation:
+def kinked_elu(name: str, alpha: float, scale: float) -> Activation:
     """Return scale z for z > 0 and scale alpha (e^z - 1) otherwise."""
     steep = scale * alpha
     # The product is exact for scale = 1 and rounded for SELU.
@@ -466,7 +469,8 @@ def _hardtanh(lower: float, upper: float, name: str) -> Activation:
     )
 
 
-def _show(number: float) -> str:
+def show(number: float) -> str:
+    """Return a parameter as names of rows have it."""
     return repr(number).removesuffix(".0")
 
 
@@ -488,7 +492,7 @@ ELU = elu()
 RELU = _leaky_relu(0.0, "relu")
 RELU6 = _hardtanh(0.0, 6.0, "relu6")
 # Klambauer et al. (2017): the two constants as torch rounds them to float64.
-SELU = _kinked_elu("selu", formulas.SELU_ALPHA, formulas.SELU_SCALE)
+SELU = kinked_elu("selu", formulas.SELU_ALPHA, formulas.SELU_SCALE)
 
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {

@@ -19,7 +19,8 @@ from curvcert.errors import InvalidInput
 class Certificate:
     r"""Certified radii of a batch of inputs, in the inputs' own units and the p-norm.
 
-    Within the closed ball of `radius` the network, in real arithmetic, keeps `label` strictly largest: proven.
+    In the closed ball of `radius` the network, in real arithmetic, keeps `label` strictly largest: proven.  On the way
+    to the boundary less than the margin is used up, since the one is rounded up and the other down.
     `attack_radius` is the distance of `witness`, a point that it misclassifies: shown by evaluation.
 
     Attributes:

@@ -3,7 +3,8 @@ r"""Closed forms of certified and attack radii, on plain tensors.
 For a class i beside the label y: m = f_y(x) - f_i(x) > 0 the margin, g the dual norm of the gradient of
 f_i - f_y at x, K a curvature constant and L a Lipschitz constant of f_i - f_y.  Every form here is free of
 cancellation and right at K = 0 and at g = 0, and every radius is rounded to the safe side: down for a
-certificate.  The caller hands in m rounded down and g, K, L rounded up.
+certificate.  The caller hands in m rounded down and g, K, L rounded up.  Each form is rounded down by more than its own
+rounding, so that what it uses up is less than m: on the boundary of the closed ball too, f_y is strictly larger.
 """
 
 import torch

@@ -213,16 +213,18 @@ def _softplus(name: str, beta: float, shift: float) -> Activation:
     )
 
 
-def _gelu() -> Activation:
-    edge = math.sqrt(2)
+def _gelu(name: str = "gelu", c: float = math.sqrt(0.5)) -> Activation:
+    """Build z (1 + erf(cz)) / 2: with s = c sqrt(2) it is that of c = sqrt(1/2) at sz, divided by s."""
+    s = c * math.sqrt(2)
     return _smooth(
-        "gelu",
-        lambda z: 0.5 * z * _erfc(-z / edge),
-        lambda z: 0.5 * _erfc(-z / edge) + np.clip(z, -38, 38) * _density(z),
-        lambda z: (2 - np.clip(z, -38, 38) ** 2) * _density(z),
-        (-edge, edge),
-        (-2.0, 0.0, 2.0),
+        name,
+        lambda z: 0.5 * z * _erfc(-c * z),
+        lambda z: 0.5 * _erfc(-c * z) + np.clip(s * z, -38, 38) * _density(s * z),
+        lambda z: s * (2 - np.clip(s * z, -38, 38) ** 2) * _density(s * z),
+        (-1 / c, 1 / c),
+        (-2.0 / s, 0.0, 2.0 / s),
         limits=(0.0, 1.0),
+        unit=1 / s,
     )
 
 
@@ -326,8 +328,11 @@ def _celu(name: str, alpha: float) -> Activation:
     )
 
 
-def _gelu_tanh() -> Activation:
-    a, b = math.sqrt(2 / math.pi), 0.044715
+def _gelu_tanh(
+    name: str = "gelu_tanh", a: float = math.sqrt(2 / math.pi), cubic: float = math.sqrt(2 / math.pi) * 0.044715
+) -> Activation:
+    """Build z (1 + tanh(az + cubic z^3)) / 2."""
+    b = cubic / a
 
     def near(z: Array) -> Array:
         return np.clip(z, -30.0, 30.0)
@@ -344,7 +349,7 @@ def _gelu_tanh() -> Activation:
 
     edge, peak = _peak(first, 1.0, 2.0), _peak(lambda z: -second(z), 1.0, 3.0)
     return _smooth(
-        "gelu_tanh",
+        name,
         lambda z: z * _logistic(2 * a * (near(z) + b * near(z) ** 3)),
         first,
         second,
@@ -421,7 +426,7 @@ def activation(name: str) -> Activation | None:
         return _PLAIN[name]()
     found = _PARAMETRISED.fullmatch(name)
     if found is None:
-        return None
+        return _gelu_of_a_file(name)
     try:
         number = float(found[2])
     except ValueError:
@@ -439,3 +444,17 @@ def activation(name: str) -> Activation | None:
             return None
         case _:
             return _celu(name, number)
+
+
+def _gelu_of_a_file(name: str) -> Activation | None:
+    """Return a GELU whose constants a file has, rounded to float32, say; None for other functions."""
+    word, _, rest = name.partition("(")
+    usual = {"gelu": (math.sqrt(0.5),), "gelu_tanh": (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)}
+    try:
+        numbers = tuple(float(text) for text in rest.removesuffix(")")[:80].split(","))
+    except ValueError:
+        return None
+    known = usual.get(word, ())
+    if len(numbers) != len(known) or any(not abs(n / k - 1) <= 1e-6 for n, k in zip(numbers, known, strict=True)):
+        return None
+    return _gelu(name, *numbers) if word == "gelu" else _gelu_tanh(name, *numbers)

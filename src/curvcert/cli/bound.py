@@ -17,7 +17,7 @@ from curvcert.bounds.types import Bound
 from curvcert.cli import options
 from curvcert.cli.inputs import load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
-from curvcert.cli.output import Output
+from curvcert.cli.output import Output, assumed
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.norms import validate_p
@@ -105,7 +105,8 @@ def bound_command(
     with output.working(f"bounding the {' and the '.join(wanted)} constant"):
         found = [_answer(name, network, arguments, alone=len(wanted) == 1) for name in wanted]
     pairs = list(combinations(range(network.outputs), 2)) if arguments["pair"] == "all" else None
-    output.show(_summary(found, model), *(table for one in found for table in one.tables(pairs)))
+    resting = dict.fromkeys(line for one in found if one.bound is not None for line in one.bound.assumes)
+    output.show(_summary(found, model), *(t for one in found for t in one.tables(pairs)), *assumed(list(resting)))
     lines = [f"{one.letter} {one.largest!r}" for one in found if one.bound is not None]
     content = {"command": "bound", "curvcert": __version__, "model": model} | {one.name: one.facts() for one in found}
     output.answer("\n".join(lines), content | ({} if pairs is None else {"pairs": pairs}))

@@ -23,7 +23,7 @@ from curvcert.certificates import Certificate, Certifier, certifier, with_search
 from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
-from curvcert.cli.output import Output
+from curvcert.cli.output import Output, assumed
 from curvcert.cli.parts import Parts, Plan, digest_of
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
 from curvcert.cli.shares import LOST_AFTER, Found, Shares
@@ -172,7 +172,9 @@ def certify_command(
         write_whole(out / FILES["samples"], rows)
         files = {name: out / file for name, file in FILES.items()}
         radii = shown_epsilons(certificate, epsilons)
-        output.show(accuracy_table(certificate, radii), *certificate.notes, *_listed(files))
+        output.show(
+            accuracy_table(certificate, radii), *certificate.notes, *assumed(certificate.assumes), *_listed(files)
+        )
         if report:
             output.notice("Writing the report ...")
             try:

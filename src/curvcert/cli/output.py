@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, final
@@ -52,6 +52,15 @@ class Output:
     def working(self, text: str) -> AbstractContextManager[None]:
         """Show that work of unknown length goes on; again on a terminal alone."""
         return sign_of_life(text, shown=False if self.quiet else None)
+
+
+def assumed(lines: Sequence[str]) -> list[str]:
+    """Return what a result rests on without proof, to be shown beside it.
+
+    >>> assumed(["the moon is round"])
+    ['Assumed, not proven: the moon is round']
+    """
+    return [f"Assumed, not proven: {line}" for line in lines]
 
 
 def plain(value: Any) -> Any:

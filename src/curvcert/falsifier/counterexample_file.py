@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from curvcert.errors import CurvcertError, InvalidFile
+from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.falsifier.counterexample import Counterexample
 from curvcert.network.network_file import KIND as NETWORK_KIND
 from curvcert.network.network_file import VERSION as NETWORK_VERSION
@@ -30,6 +30,10 @@ def save_counterexample(example: Counterexample, path: Path | str) -> Path:
     """
     for node in example.network.nodes:
         if isinstance(node, ElementwiseNode):
+            if node.activation.assumes:
+                raise UnsupportedActivation(
+                    f"{node.activation.name!r} was declared or registered: no file can hold it."
+                )
             activation_of(node.activation.name)
     with tempfile.TemporaryDirectory() as folder:
         written = save_network(example.network, Path(folder) / "network.safetensors")

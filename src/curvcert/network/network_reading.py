@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvcert.activations import ACTIVATIONS, Activation, celu, elu, hardtanh, leaky_relu, softplus
+from curvcert.activations import (
+    ACTIVATIONS,
+    Activation,
+    celu,
+    elu,
+    gelu,
+    gelu_tanh,
+    hardtanh,
+    leaky_relu,
+    selu,
+    softplus,
+)
 from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.network.block import MaxPool
 from curvcert.network.network import Network
@@ -94,6 +105,8 @@ def _node(entry: dict[str, Any], before: list[AbstractNode], weights: Weights) -
             return AffineNode(terms, weights[entry["offset"]], offset_error=error)
         case "elementwise":
             source = _source(entry, before)
+            if entry["activation"]["declared"]:
+                raise UnsupportedActivation("A declared activation cannot be read: its formula is not in the file.")
             row = activation_of(entry["activation"]["name"])
             activation = replace(row, deviation=float(entry["activation"]["deviation"]))
             return ElementwiseNode(source, activation, before[source].shape)
@@ -190,6 +203,9 @@ _FACTORIES: dict[str, Callable[..., Activation]] = {
     "elu": elu,
     "leaky_relu": leaky_relu,
     "hardtanh": hardtanh,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "selu": selu,
 }
 _PARAMETRISED = re.compile(r"([a-z_]{1,20})\(([-+.,0-9e]{1,80})\)")
 

@@ -24,8 +24,8 @@ from curvcert.network.onnx_file import Array, Node
 TOLERANCE = 2.0**-21
 """How far a constant inside a formula may be from its meaning, relatively: a few roundings in float32.
 
-GELU with sqrt(2) rounded to float32 is within 1e-7 of GELU everywhere; coefficients that float32 holds (1/2, 1) must
-be exact, since their errors would grow with x."""
+A formula with such a constant is another function than the table's, and becomes the row with that constant;
+coefficients that float32 holds (1/2, 1) must be exact."""
 
 _MOST_NODES = 24
 _MOST_TERMS = 16
@@ -55,10 +55,10 @@ def _gelu(node: Node, args: list[Any]) -> Activation:
 
 
 def _selu(node: Node, args: list[Any]) -> Activation:
-    alpha, gamma = node.attribute("alpha", SELU_ALPHA), node.attribute("gamma", SELU_SCALE)
-    if not (_near(alpha, SELU_ALPHA) and _near(gamma, SELU_SCALE)):
-        raise node.unsupported(f"alpha = {alpha}, gamma = {gamma}", "Use the constants of Klambauer et al. (2017).")
-    return activations.SELU
+    alpha, gamma = (
+        node.attribute(name, float(np.float32(value))) for name, value in (("alpha", SELU_ALPHA), ("gamma", SELU_SCALE))
+    )
+    return activations.selu(alpha, gamma)
 
 
 def _swish(node: Node, args: list[Any]) -> Activation:
@@ -143,7 +143,26 @@ def _ancestors(node: Node, producers: Mapping[str, Node]) -> Iterator[str]:
 
 
 def _row(formula: Polynomial | None) -> Activation | None:
-    return next((act for act, form in _FORMULAS if formula is not None and _same(formula, form)), None)
+    """Return the activation that a formula is, with the formula's own constants."""
+    if formula is None:
+        return None
+    row = next((row for row, form in _FORMULAS if _same(formula, form)), None)
+    return row if row is None or isinstance(row, Activation) else row(formula)
+
+
+def _inner(formula: Polynomial, function: str) -> dict[Monomial, float]:
+    """Return the coefficients of a function's argument."""
+    factors = (factor for monomial, _ in formula for factor in monomial)
+    return next({m: c for m, c in factor[1]} for factor in factors if factor[0] == function)
+
+
+def _gelu_with(formula: Polynomial) -> Activation:
+    return activations.gelu(_inner(formula, "Erf")[("x",)])
+
+
+def _gelu_tanh_with(formula: Polynomial) -> Activation:
+    inner = _inner(formula, "Tanh")
+    return activations.gelu_tanh(inner[("x",)], inner[("x", "x", "x")])
 
 
 def _near(a: float, b: float) -> bool:
@@ -274,7 +293,9 @@ class _Formula:
         limit = _constant(threshold)
         if monomial != ("x",) or beta <= 0 or limit is None:
             return None
-        if not _same(below, frozenset({((("Softplus", scaled),), 1.0 / beta)})):
+        ((function, gain), *more) = below or [((), 0.0)]
+        # Another gain than 1/beta would change the slope beyond what a deviation in value tells.
+        if more or function != (("Softplus", scaled),) or abs(gain * beta - 1.0) > 2.0**-50:
             return None
         act = activations.torch_softplus(beta, limit)
         if act.deviation > LARGEST_DEVIATION:
@@ -330,12 +351,12 @@ def _form(*terms: tuple[float, tuple[Any, ...]]) -> Polynomial:
 
 
 _INNER = math.sqrt(2 / math.pi)
-_FORMULAS: tuple[tuple[Activation, Polynomial], ...] = (
+_FORMULAS: tuple[tuple[Activation | Callable[[Polynomial], Activation], Polynomial], ...] = (
     (activations.SILU, _form((1.0, ("x", ("Sigmoid", _X))))),
     (activations.MISH, _form((1.0, ("x", ("Tanh", _function("Softplus", _X)))))),
-    (activations.GELU, _form((0.5, ("x",)), (0.5, ("x", ("Erf", _form((math.sqrt(0.5), ("x",)))))))),
+    (_gelu_with, _form((0.5, ("x",)), (0.5, ("x", ("Erf", _form((math.sqrt(0.5), ("x",)))))))),
     (
-        activations.GELU_TANH,
+        _gelu_tanh_with,
         _form(
             (0.5, ("x",)),
             (0.5, ("x", ("Tanh", _form((_INNER, ("x",)), (0.044715 * _INNER, ("x", "x", "x")))))),

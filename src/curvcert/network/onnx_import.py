@@ -52,8 +52,8 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Net
 
     Weights are taken as the exact values that they hold.  Rounded to float64 once are the coefficients of a batch
     normalisation, 1/d in a division by d, 1/k in a mean of k, and arithmetic between constants.  A formula written
-    out, such as :math:`\tfrac12 x(1 + erf(x/\sqrt2))`, stands for the activation that it is, with the constants
-    themselves rather than their float32 values.  The result is compared with onnxruntime on random inputs.
+    out, such as :math:`\tfrac12 x(1 + erf(x/\sqrt2))`, stands for the activation that it is, with the constants that
+    the file has.  The result is compared with onnxruntime on random inputs.
 
     >>> import tempfile, onnx
     >>> from onnx import helper as h

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from curvcert import activations
+from curvcert.activations.registry import add_row
 from curvcert.errors import InvalidInput
 from curvcert.network import lower
 from curvcert.network.builder import Value
@@ -92,17 +93,17 @@ class CentredSoftplus(nn.Module):
         return f"beta={self.beta}"
 
 
-activations.register_activation(Sin, activations.SIN)
-activations.register_activation(Arctan, activations.ARCTAN)
-activations.register_activation(Erf, activations.ERF)
-activations.register_activation(ISRU, activations.ISRU)
+add_row(Sin, activations.SIN)
+add_row(Arctan, activations.ARCTAN)
+add_row(Erf, activations.ERF)
+add_row(ISRU, activations.ISRU)
 
 
 def _centred_softplus(module: nn.Module) -> activations.Activation:
     return activations.softplus(float(module.beta), centred=True)  # type: ignore[arg-type]
 
 
-activations.register_activation(CentredSoftplus, _centred_softplus)
+add_row(CentredSoftplus, _centred_softplus)
 
 
 class Normalise(nn.Module):
