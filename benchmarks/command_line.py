@@ -18,6 +18,7 @@ from benchmarks.reproduce.command import reproduce_command
 from benchmarks.reproduce.figures import draw_figures
 from benchmarks.reproduce.keeping import keep_all
 from curvcert import cli
+from curvcert.training.kept import kept_content
 from curvcert.whole_files import write_whole
 
 FIGURES = ROOT / "docs" / "images" / "results"
@@ -97,6 +98,20 @@ def keep(
         python -m benchmarks keep runs/reproduce anchored-depth crc-vs-ccrc
     """
     keep_all(out, results, names)
+
+
+@app.command()
+def weights(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A network of results/weights.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", show_default=False)],
+) -> None:
+    """Write the file of a kept network: of one beside its mirror image, from the network's own.
+
+    Example:
+
+        python -m benchmarks weights 6C2F-ours-mirror-seed0 runs/6C2F-ours-mirror-seed0.safetensors
+    """
+    write_whole(file, kept_content(RESULTS, name))
 
 
 @app.command()

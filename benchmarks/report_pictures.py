@@ -17,6 +17,7 @@ from curvcert import certify, report, trace
 from curvcert.attacks import pgd
 from curvcert.certificates import with_search
 from curvcert.data import load_demo_network, load_digits
+from curvcert.whole_files import write_whole
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
 WIDTH = 1200
@@ -61,7 +62,7 @@ def main() -> None:
             page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme=theme)
             page.goto(page_file.as_uri())
             page.locator(top).evaluate("element => element.scrollIntoView({behavior: 'instant'})")
-            page.screenshot(path=IMAGES / f"report-{theme}.png")
+            write_whole(IMAGES / f"report-{theme}.png", page.screenshot())
         browser.close()
 
 

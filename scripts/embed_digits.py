@@ -11,6 +11,8 @@ import numpy as np
 from safetensors.numpy import save
 from sklearn.datasets import load_digits
 
+from curvcert.whole_files import write_whole
+
 TARGET = Path(__file__).parents[1] / "src/curvcert/data/files/digits.safetensors"
 
 
@@ -21,7 +23,7 @@ def main() -> None:
     if images.shape != (1797, 1, 8, 8) or not np.array_equal(images[:, 0], source.images):
         raise SystemExit(f"Expected 1,797 images of integers, got {source.images.shape}.")
     content = save({"images": images, "labels": source.target.astype(np.uint8)})
-    TARGET.write_bytes(content)
+    write_whole(TARGET, content)
     print(f"{TARGET.name}: {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()}")
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from curvcert.data import load
 from curvcert.training import load_model
+from curvcert.whole_files import write_whole
 
 FILES = Path(__file__).parents[1] / "src/curvcert/data/files"
 IMAGES = 500
@@ -35,7 +36,7 @@ def main(model_path: Path, data: Path) -> None:
         ),
     }
     for name, content in contents.items():
-        (FILES / name).write_bytes(content)
+        write_whole(FILES / name, content)
         print(f'    "{name}": "{hashlib.sha256(content).hexdigest()}",')
 
 

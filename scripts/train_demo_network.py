@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from curvcert.data.demo_network import demo_architecture
 from curvcert.data.digits import load_digits
+from curvcert.whole_files import write_whole
 
 TARGET = Path(__file__).parents[1] / "src/curvcert/data/files/demo_network.safetensors"
 SEED = 0
@@ -69,7 +70,7 @@ def main() -> None:
     accuracies = {name: accuracy(model, *pair) for name, pair in data.items()}
     metadata = {"seed": str(SEED), "test_accuracy": f"{accuracies['test']:.4f}"}
     content = save(model.state_dict(), metadata=metadata)
-    TARGET.write_bytes(content)
+    write_whole(TARGET, content)
     print(f"accuracy: train {accuracies['train']:.4f}, test {accuracies['test']:.4f}")
     print(f"{TARGET.name}: {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()}")
 

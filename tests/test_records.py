@@ -135,13 +135,13 @@ def test_the_settings_of_the_record_are_those_of_the_benchmark() -> None:
 
 def recorded_commands() -> Iterator[str]:
     """Yield every command that a record, a row of one or a kept network names."""
-    found = {"command": [], "certify": []}
+    found: dict[str, list[str]] = {"command": [], "make": [], "certify": []}
     for path in sorted((ROOT / "results").rglob("*.json")):
         for key, value in entries(json.loads(path.read_text(encoding="utf-8"))):
             if key in found and value is not None:
                 found[key].append(value)
     assert all(found.values())
-    yield from dict.fromkeys(found["command"] + found["certify"])
+    yield from dict.fromkeys(command for commands in found.values() for command in commands)
 
 
 def entries(content: Any) -> Iterator[tuple[str, Any]]:

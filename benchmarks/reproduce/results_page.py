@@ -246,6 +246,7 @@ def _weights(digests: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, facts in digests.items():
         file = f"`results/{facts['file']}`" if facts["file"] else f"not kept: {facts['why']}"
+        file += ", mirrored" if "mirror_of" in facts else ""
         lines.append([name, file, f"`{facts['sha256'][:16]}`", ", ".join(f"`{record}`" for record in facts["records"])])
     return table(("model", "weights in float16", "SHA-256 begins with", "records"), lines)
 

@@ -22,7 +22,7 @@ def described(models: Mapping[str, Recipe], out: Path) -> dict[str, dict[str, An
     Raises:
         InvalidInput: if OUT/models does not have them.
     """
-    return {name: _described(name, model_folder(recipe, out) / ROUNDED) for name, recipe in models.items()}
+    return {name: _described(name, recipe, model_folder(recipe, out) / ROUNDED) for name, recipe in models.items()}
 
 
 def are_there(models: Mapping[str, Recipe], out: Path) -> bool:
@@ -30,11 +30,14 @@ def are_there(models: Mapping[str, Recipe], out: Path) -> bool:
     return all((model_folder(recipe, out) / ROUNDED).is_file() for recipe in models.values())
 
 
-def _described(name: str, path: Path) -> dict[str, Any]:
+def _described(name: str, recipe: Recipe, path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidInput(f"The weights that were measured are not in {path}. Put the file there, or measure again.")
     size = path.stat().st_size
     facts = {"sha256": file_digest(path), "bytes": size}
+    if recipe.mirror and size < KEPT_BELOW:  # the weights are those of the network alone
+        alone = name.replace("-mirror", "")
+        return {**facts, "file": f"{FOLDER}/{alone}.safetensors", "mirror_of": alone}
     if size < KEPT_BELOW:
         return {**facts, "file": f"{FOLDER}/{name}.safetensors"}
     why = f"{size / 1e6:.1f} MB, and {KEPT_BELOW / 1e6:g} MB is the most that is kept: its command trains it again"
@@ -58,9 +61,11 @@ def keep_weights(
                 f"{results} has records of other weights {name}: {', '.join(others)}. Make them again, or remove them "
                 f"and their weights from {results}."
             )
-        if facts["file"] is not None:
+        if facts.get("mirror_of", name) not in {name, *digests}:
+            raise InvalidInput(f"{name} has the weights of {facts['mirror_of']}. Keep a record of that network first.")
+        if facts["file"] is not None and "mirror_of" not in facts:
             _copy(model_folder(models[name], out) / ROUNDED, results / facts["file"], facts["sha256"])
-        told = {"records": sorted({*others, record}), "certify": _certify_command(name, facts, models[name])}
+        told = {"records": sorted({*others, record}), **_commands(name, facts, models[name])}
         digests[name] = {**facts, **told, "place": f"OUT/{(model_folder(models[name], Path()) / ROUNDED).as_posix()}"}
     if weights:
         text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
@@ -75,8 +80,11 @@ def _copy(path: Path, to: Path, sha256: str) -> None:
     write_whole(to, path.read_bytes())
 
 
-def _certify_command(name: str, facts: Mapping[str, Any], recipe: Recipe) -> str | None:
+def _commands(name: str, facts: Mapping[str, Any], recipe: Recipe) -> dict[str, str | None]:
+    """Return the command that certifies a network again, and the one that makes its file where that is shared."""
     if facts["file"] is None:
-        return None
-    radii = ",".join(RADII)
-    return f"curvcert certify results/{facts['file']} {recipe.data} --eps {radii} --out runs/{name}"
+        return {"certify": None}
+    shared, own = "mirror_of" in facts, f"runs/{name}.safetensors"
+    file, radii = own if shared else f"results/{facts['file']}", ",".join(RADII)
+    certify = {"certify": f"curvcert certify {file} {recipe.data} --eps {radii} --out runs/{name}"}
+    return {"make": f"python -m benchmarks weights {name} {own}", **certify} if shared else {**certify}

@@ -1,18 +1,22 @@
 """Kept weights: a folder of models in float16, each with its digest, so that anybody can certify them again.
 
 RESULTS/weights holds NAME.safetensors for every model that is small enough, and digests.json: for every model, the
-larger ones too, the SHA-256 of its file, the records that were measured on it, and the command that certifies it.
+larger ones too, the SHA-256 of its file, the records that were measured on it, and the command that certifies it.  A
+network beside its mirror image has the weights of that network: `mirror_of` names it, and its file is there once.
 """
 
+import copy
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.training.model_file import load_model
+from curvcert.training.model_file import finished, load_trained, model_content
 from curvcert.training.recipe import Recipe
 
 FOLDER, DIGESTS = "weights", "digests.json"
@@ -59,14 +63,54 @@ def load_kept(results: Path | str, name: str) -> tuple[nn.Module, Recipe]:
         InvalidInput: if there is no such model, or its weights are not kept.
         InvalidFile: if the file is not the one that was measured.
     """
-    results = Path(results)
+    facts = _facts(results, name)
+    network, recipe = load_trained(_kept_file(results, facts))
+    if "mirror_of" in facts:
+        recipe = replace(recipe, mirror=True)
+        _require_digest(_mirrored(network, recipe), facts["sha256"], name)
+    return finished(network, recipe), recipe
+
+
+def kept_content(results: Path | str, name: str) -> bytes:
+    """Return the bytes of a kept model's file as it was measured: of a mirrored one, made from the file it shares.
+
+    Raises:
+        InvalidInput, InvalidFile: as `load_kept`.
+    """
+    facts = _facts(results, name)
+    path = _kept_file(results, facts)
+    if "mirror_of" not in facts:
+        return path.read_bytes()
+    network, recipe = load_trained(path)
+    return _require_digest(_mirrored(network, replace(recipe, mirror=True)), facts["sha256"], name)
+
+
+def _facts(results: Path | str, name: str) -> dict[str, Any]:
+    """Return what is told of a model, with its file's digest as `file_sha256`."""
     digests = read_digests(results)
     if name not in digests:
-        raise InvalidInput(f"{results / FOLDER} has no model {name!r}. There are: {', '.join(digests) or 'none'}.")
+        known = ", ".join(digests) or "none"
+        raise InvalidInput(f"{Path(results) / FOLDER} has no model {name!r}. There are: {known}.")
     facts = digests[name]
     if facts["file"] is None:
         raise InvalidInput(f"The weights of {name} are not kept: {facts['why']}.")
-    path = results / facts["file"]
-    if not path.is_file() or file_digest(path) != facts["sha256"]:
-        raise InvalidFile(f"{path} is missing or altered: its SHA-256 is not {facts['sha256']}. Get it anew.")
-    return load_model(path)
+    return {**facts, "file_sha256": digests[facts.get("mirror_of", name)]["sha256"]}
+
+
+def _kept_file(results: Path | str, facts: Mapping[str, Any]) -> Path:
+    path = Path(results) / str(facts["file"])
+    if not path.is_file():
+        raise InvalidFile(f"{path} is missing. Get it anew.")
+    _require_digest(path.read_bytes(), facts["file_sha256"], str(path))
+    return path
+
+
+def _mirrored(network: nn.Sequential, recipe: Recipe) -> bytes:
+    """Return the file of a network beside its mirror image: the same weights, in float16, and another recipe."""
+    return model_content(copy.deepcopy(network).half(), recipe)
+
+
+def _require_digest(content: bytes, sha256: str, name: str) -> bytes:
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise InvalidFile(f"{name} is altered: its SHA-256 is not {sha256}. Get it anew.")
+    return content

@@ -23,14 +23,16 @@ MODEL = "model.safetensors"
 
 
 def save_model(path: Path, model: nn.Module, recipe: Recipe, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the weights and the recipe that made them, atomically; of a model with a mirror image, those of one side.
+    """Write the weights and the recipe that made them; of a model with a mirror image, those of one side."""
+    write_whole(path, model_content(model, recipe, facts))
 
-    The bytes depend on the weights, the recipe and the facts alone.
-    """
+
+def model_content(model: nn.Module, recipe: Recipe, facts: Mapping[str, Any] | None = None) -> bytes:
+    """Return what `save_model` writes: the bytes depend on the weights, the recipe and the facts alone."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     about = {"format": FORMAT, "recipe": recipe.as_dict(), "facts": dict(facts or {})}
     sealed = {**about, "sha256": _seal(about, tensors)}
-    write_whole(path, save(tensors, metadata={"curvcert": json.dumps(sealed, sort_keys=True)}))
+    return save(tensors, metadata={"curvcert": json.dumps(sealed, sort_keys=True)})
 
 
 def _seal(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

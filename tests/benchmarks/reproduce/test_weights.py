@@ -1,5 +1,6 @@
 """The kept weights: each has its digest and its record, loads, and certifies as it was recorded."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from benchmarks import command_line
 from benchmarks.reproduce import EXPERIMENTS, Options, load_arrays
 from benchmarks.reproduce.anchored_depth import anchored_constants
 from benchmarks.reproduce.certificates_of_the_paper import paper_pair_curvature
@@ -20,7 +23,7 @@ from benchmarks.reproduce.keeping import keep_all
 from benchmarks.reproduce.models import ROUNDED, Subject, experiment_recipe, model_folder, on_digits
 from benchmarks.reproduce.reproducing import keep
 from benchmarks.reproduce.table1 import better_seed
-from benchmarks.reproduce.weights import KEPT_BELOW, described
+from benchmarks.reproduce.weights import KEPT_BELOW, described, keep_weights
 from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_radii
 from curvcert.certificates import certify
 from curvcert.certificates.record import SLACK
@@ -28,8 +31,8 @@ from curvcert.data import load, load_cifar10, load_mnist_sample
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import trace
 from curvcert.results import Record
-from curvcert.training import Recipe, load_kept, load_model, read_digests, save_model
-from curvcert.training.kept import FOLDER, file_digest
+from curvcert.training import Recipe, load_kept, load_model, load_trained, read_digests, save_model
+from curvcert.training.kept import FOLDER, file_digest, kept_content
 from curvcert.training.trainer import make_model
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -44,11 +47,36 @@ def subject(name: str, x: torch.Tensor, y: torch.Tensor) -> Subject:
 
 
 def test_every_file_has_its_digest_and_no_other_is_there() -> None:
-    assert {path.name for path in (RESULTS / FOLDER).glob("*.safetensors")} == {f"{name}.safetensors" for name in KEPT}
-    for facts in KEPT.values():
+    files = {name: facts for name, facts in KEPT.items() if "mirror_of" not in facts}
+    assert {path.name for path in (RESULTS / FOLDER).glob("*.safetensors")} == {f"{name}.safetensors" for name in files}
+    for facts in files.values():
         path = RESULTS / facts["file"]
         assert (file_digest(path), path.stat().st_size) == (facts["sha256"], facts["bytes"])
         assert path.stat().st_size < KEPT_BELOW
+
+
+def test_no_weights_are_there_twice() -> None:
+    held = [digest_of_weights(path) for path in (RESULTS / FOLDER).glob("*.safetensors")]
+    assert len(set(held)) == len(held)
+
+
+def digest_of_weights(path: Path) -> str:
+    """Return a digest of what a file holds, whatever it says of it."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(path).items()):
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("name", [name for name, facts in KEPT.items() if "mirror_of" in facts])
+def test_the_file_of_a_mirrored_network_is_made_byte_for_byte(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "made.safetensors"
+    command_line.weights(name, path)
+    assert (file_digest(path), path.stat().st_size) == (KEPT[name]["sha256"], KEPT[name]["bytes"])
+    made, kept = load_model(path), load_kept(RESULTS, name)
+    assert made[1] == kept[1] and kept[1].mirror
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(made[0](x), kept[0](x))
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -195,7 +223,10 @@ def test_altered_or_unknown_weights_are_refused(measured: tuple[Path, Recipe], t
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InvalidFile, match="missing or altered"):
+    with pytest.raises(InvalidFile, match="is altered: its SHA-256"):
+        load_kept(results, "digits-ours-seed0")
+    path.unlink()
+    with pytest.raises(InvalidFile, match="is missing"):
         load_kept(results, "digits-ours-seed0")
     (results / FOLDER / "digests.json").write_text("{")
     with pytest.raises(InvalidFile, match="not JSON"):
@@ -234,3 +265,25 @@ def test_what_was_not_measured_or_quickly_is_not_kept(tmp_path: Path) -> None:
     make_record("tanh-anchor", Options(tmp_path, quick=True), {}, {}).write(tmp_path / "tanh-anchor.json")
     with pytest.raises(InvalidInput, match="quick run"):
         keep_all(tmp_path, tmp_path / "results", ["tanh-anchor"])
+
+
+def test_a_mirrored_network_shares_the_file_of_the_network(measured: tuple[Path, Recipe], tmp_path: Path) -> None:
+    out, recipe = measured
+    alone, both, results = "digits-ours-seed0", "digits-ours-mirror-seed0", tmp_path / "results"
+    mirrored = replace(recipe, mirror=True)
+    path = model_folder(mirrored, out) / ROUNDED
+    path.parent.mkdir()
+    save_model(path, load_trained(model_folder(recipe, out) / ROUNDED)[0].half(), mirrored)
+    told = described({both: mirrored}, out)
+    with pytest.raises(InvalidInput, match="Keep a record of that network first"):
+        keep_weights("record", told, {both: mirrored}, out, results)
+    keep_weights("record", described({alone: recipe}, out), {alone: recipe}, out, results)
+    keep_weights("record", told, {both: mirrored}, out, results)
+    assert [each.name for each in (results / FOLDER).glob("*.safetensors")] == [f"{alone}.safetensors"]
+    assert kept_content(results, both) == path.read_bytes()
+    assert kept_content(results, alone) == (model_folder(recipe, out) / ROUNDED).read_bytes()
+    digests = json.loads((results / FOLDER / "digests.json").read_text())
+    digests[both]["sha256"] = "0" * 64
+    (results / FOLDER / "digests.json").write_text(json.dumps(digests))
+    with pytest.raises(InvalidFile, match="is altered"):
+        load_kept(results, both)
