@@ -138,3 +138,14 @@ def test_what_is_no_network_is_refused() -> None:
             AffineNode(terms, offset, "bad")
     with pytest.raises(InvalidInput, match="in a sum of shape"):
         AffineNode((Term(0, Identity((3,))),), zero, "bad")
+
+
+@every_graph
+def test_a_network_behind_another_is_their_composition(graph: Graph) -> None:
+    network = graph.network(1)
+    front = finished(start((4,), torch.device("cpu")).shift(torch.full((4,), 0.5)).times(torch.tensor(2.0)))
+    both, x = network.behind(front), inputs(network)
+    assert torch.allclose(both(x), network(2 * (x + 0.5)), rtol=1e-12, atol=1e-12)
+    assert both.is_chain == network.is_chain and both.in_shape == front.in_shape
+    with pytest.raises(InvalidInput, match="cannot stand behind"):
+        graph.network(1, inputs=6).behind(front)

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -15,10 +15,8 @@ from torch import nn
 
 from curvcert.cli.options import numbers, whole_numbers
 from curvcert.errors import InvalidFile, InvalidInput
-from curvcert.network import AbstractBlock, Affine, Block, Network, load_onnx, trace
-from curvcert.network.block import add_offsets, fold_offset
+from curvcert.network import Network, load_onnx, trace
 from curvcert.network.network_file import KIND as NETWORK_FILE
-from curvcert.network.rewriting.fusion import fused
 from curvcert.nn import INPUT_SHAPES, Normalise
 from curvcert.training import load_model as load_trained_model
 
@@ -207,29 +205,8 @@ def _with_normalisation(model: nn.Module, choice: ModelChoice, shape: Shape) -> 
 
 
 def _normalised(network: Network, choice: ModelChoice) -> Network:
-    """Put a normalisation in front of a network: x -> A x + a, folded into what reads the input where that can be."""
+    """Put a normalisation in front of a network."""
     layer = _normalisation(choice, network.in_shape, network.source_dtype)
     if layer is None:
         return network
-    front = trace(layer, torch.zeros(1, *network.in_shape, dtype=network.source_dtype)).blocks[0]
-    if not network.is_chain:
-        return _behind(front, network)
-    first = network.blocks[0]
-    if not isinstance(front, Affine) or not isinstance(first, Block | Affine):
-        return Network.of_blocks((front, *network.blocks), network.source_dtype)
-    shift, shift_error = fold_offset(first.H, front.c, front.c_error)
-    c, c_error = add_offsets(first.c, shift, first.c_error, shift_error)
-    folded: Block | Affine = replace(first, H=first.H @ front.H, c=c, c_error=c_error)
-    if isinstance(first, Block) and isinstance(folded, Block):
-        shift, shift_error = fold_offset(first.W, front.c, front.c_error)
-        b, b_error = add_offsets(first.b, shift, first.b_error, shift_error)
-        folded = replace(folded, W=first.W @ front.H, b=b, b_error=b_error)
-    return Network.of_blocks((folded, *network.blocks[1:]), network.source_dtype)
-
-
-def _behind(front: AbstractBlock, network: Network) -> Network:
-    """Return a network that is no chain behind an affine block."""
-    before = Network.of_blocks((front,)).nodes
-    shifted = {k: k + len(before) - 1 for k in range(len(network.nodes))}
-    nodes = (*before, *(node.renumbered(shifted) for node in network.nodes[1:]))
-    return Network(fused(nodes, len(nodes) - 1), network.source_dtype)
+    return network.behind(trace(layer, torch.zeros(1, *network.in_shape, dtype=network.source_dtype)))

@@ -42,8 +42,8 @@ class Chain:
 
 def as_chain(network: Network) -> Chain | None:
     """Return the chain that a network is, or None if it is none."""
-    blocks = network.blocks
-    if not all(isinstance(b, Block) and not b.is_residual for b in blocks):
+    blocks = network.blocks if network.is_chain else ()
+    if not blocks or not all(isinstance(b, Block) and not b.is_residual for b in blocks):
         return None
     chain = [b for b in blocks if isinstance(b, Block)]
     if not all(isinstance(b.G, Identity) for b in chain[:-1]) or len(network.out_shape) != 1:

@@ -165,6 +165,15 @@ class Network:
         """Return Df(x)' g for covectors g of shape (batch, rows, *out_shape), given the values of all nodes at x."""
         return _Covectors(values).sweep(self.nodes, g)[0]
 
+    def behind(self, front: "Network") -> "Network":
+        """Return the network x -> self(front(x))."""
+        if front.out_shape != self.in_shape:
+            raise InvalidInput(f"A network on {self.in_shape} cannot stand behind one that gives {front.out_shape}.")
+        first = len(front.nodes) - 1
+        number = {k: first + k for k in range(len(self.nodes))}
+        nodes = (*front.nodes, *(node.renumbered(number) for node in self.nodes[1:]))
+        return Network(fused(nodes, len(nodes) - 1), self.source_dtype)
+
     def prefix(self, k: int) -> "Network":
         """Return the network of the first k blocks."""
         if not 1 <= k <= len(self.blocks):
