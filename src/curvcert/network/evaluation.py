@@ -29,6 +29,10 @@ class Computed:
     error: Tensor
     error_norm: Tensor
 
+    def of_samples(self, index: Tensor) -> "Computed":
+        """Return the same for some of the samples."""
+        return Computed(self.value[index], self.error[index], self.error_norm[index])
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -36,6 +40,10 @@ class Evaluation:
 
     network: Network
     values: tuple[Computed, ...]
+
+    def of_samples(self, index: Tensor) -> "Evaluation":
+        """Return the same for some of the samples."""
+        return Evaluation(self.network, tuple(value.of_samples(index) for value in self.values))
 
     @property
     def output(self) -> Computed:

@@ -3,6 +3,7 @@
 from curvcert.certificates.methods.anchored import AnchoredRadius
 from curvcert.certificates.methods.constants import ByConstants, CurvatureRadius, LipschitzRadius
 from curvcert.certificates.methods.line import LineRadius
+from curvcert.certificates.methods.linear import LinearRadius
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.certificates.methods.shell import ShellRadius
 
@@ -13,6 +14,7 @@ CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
         AnchoredRadius(),
         ShellRadius(),
         LineRadius(),
+        LinearRadius(),
         *(LipschitzRadius(bound, bound) for bound in ("product", "liplt", "lipsdp-recursion")),
         *(CurvatureRadius(bound, bound) for bound in ("compositional", "unrolled", "crc")),
     )

@@ -122,7 +122,7 @@ class AtCentre:
         z, slopes = self.z, self.slopes
         return AtCentre(
             self.layer,
-            Computed(z.value[index], z.error[index], z.error_norm[index]),
+            z.of_samples(index),
             Slopes(slopes.lower[index], slopes.upper[index]),
             self.sizes[index],
             self.sloped[index],
