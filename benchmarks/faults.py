@@ -283,7 +283,7 @@ LIPSCHITZ_BOUNDS = (
     ),
     Fault(
         "other-norms-through-l2-for-nothing",
-        "bounds/lipschitz/portfolio.py",
+        "bounds/lipschitz/through_l2.py",
         "into = n ** max(0.0, 0.5 - 1.0 / problem.p) * (1 + 16 * UNIT_ROUNDOFF)",
         "into = 1 + 16 * UNIT_ROUNDOFF",
         (LIPSCHITZ, SLOPES),

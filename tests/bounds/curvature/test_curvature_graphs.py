@@ -81,3 +81,14 @@ def test_no_gradient_inside_exceeds_its_bound(graph: Graph, p: float) -> None:
 def test_what_needs_a_chain_is_skipped_with_the_reason() -> None:
     bound = curvature(SMOOTH[0].network(), pair=(0, 1))
     assert "crc: needs a chain of blocks" in bound.skipped
+
+
+@pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (INF, INF), (INF, 1.0), (2.0, INF)])
+def test_the_best_is_no_worse_than_what_l2_gives(p: float, q: float) -> None:
+    network = SMOOTH[0].network()
+    n, m = 4, 3
+    into, out = n ** max(0.0, 0.5 - 1 / p), m ** max(0.0, 1 / q - 0.5)
+    for pair in (None, "all"):
+        bound, euclidean = curvature(network, p, q, pair=pair), curvature(network, pair=pair).value
+        assert bool((bound.value <= into**2 * (1 if pair else out) * euclidean * (1 + 1e-9)).all())
+        assert p == 2 or "through l2" in bound.method

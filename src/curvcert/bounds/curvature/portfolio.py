@@ -13,6 +13,7 @@ from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import unrolled_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
+from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
@@ -159,4 +160,4 @@ def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto
     if one is not None:
         return run(one, problem, floor)
     methods = CURVATURE_METHODS.values()
-    return least(run_all(methods, problem, floor), methods, problem)
+    return least([*run_all(methods, problem, floor), *through_l2(methods, problem, floor, order=2)], methods, problem)

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.anchored import anchored_bound
@@ -16,9 +15,10 @@ from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
-from curvcert.bounds.types import Anchor, Ball, Bound, Global
+from curvcert.bounds.lipschitz.through_l2 import through_l2
+from curvcert.bounds.types import Anchor, Ball, Bound
 from curvcert.network import Network
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, inflate
+from curvcert.rounding import TINY
 
 
 class AbstractLipschitzMethod(AbstractMethod):
@@ -183,32 +183,5 @@ def lipschitz_of(
     one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
     if one is not None:
         return run(one, problem, TINY)
-    bounds = run_all(among, problem, TINY)
-    if problem.p != 2 or (problem.q != 2 and not problem.scalars):
-        bounds += _through_l2(problem, among)
+    bounds = [*run_all(among, problem, TINY), *through_l2(among, problem, TINY, order=1)]
     return least(bounds, among, problem)
-
-
-def _through_l2(problem: Problem, among: Collection[AbstractLipschitzMethod]) -> list[Bound]:
-    r"""Bound in l2, where more methods apply and norms are exact, and pay for the change of norms.
-
-    .. math:: \|x\|_2 \le n^{(1/2 - 1/p)_+} \|x\|_p, \qquad \|y\|_q \le m^{(1/q - 1/2)_+} \|y\|_2
-
-    for n inputs and m outputs; a p-ball lies in the 2-ball with its radius times the first factor.
-    """
-    n, m = torch.Size(problem.network.in_shape).numel(), problem.network.outputs
-    into = n ** max(0.0, 0.5 - 1.0 / problem.p) * (1 + 16 * UNIT_ROUNDOFF)
-    out = 1.0 if problem.scalars else m ** max(0.0, 1.0 / problem.q - 0.5) * (1 + 16 * UNIT_ROUNDOFF)
-    scope = problem.scope
-    wider = Ball(scope.x, inflate(into * scope.r, 0.0)) if isinstance(scope, Ball) else scope
-    return [
-        replace(
-            bound,
-            value=inflate(into * out * bound.value, 0.0),
-            p=problem.p,
-            q=problem.q,
-            scope=bound.scope if isinstance(bound.scope, Global) else scope,
-            method=f"{bound.method} through l2",
-        )
-        for bound in run_all(among, replace(problem, p=2.0, q=2.0, scope=wider), TINY)
-    ]

@@ -1,0 +1,39 @@
+r"""Bounds by way of l2, where more methods apply and norms are exact: what the change of norms costs is paid.
+
+.. math:: \|x\|_2 \le n^{(1/2 - 1/p)_+} \|x\|_p, \qquad \|y\|_q \le m^{(1/q - 1/2)_+} \|y\|_2
+
+for n inputs and m outputs, so a p-ball lies in the 2-ball with its radius times the first factor.  A Lipschitz constant
+takes one input, a second derivative two: each takes the first factor once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from curvcert.bounds.lipschitz.method import AbstractMethod, run_all
+from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Ball, Bound, Global
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+
+
+def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float, order: int) -> list[Bound]:
+    """Run every method that applies in l2, for derivatives of that order; none where l2 is what was asked for."""
+    if problem.p == 2 and (problem.q == 2 or problem.scalars):
+        return []
+    n, m = torch.Size(problem.network.in_shape).numel(), problem.network.outputs
+    into = n ** max(0.0, 0.5 - 1.0 / problem.p) * (1 + 16 * UNIT_ROUNDOFF)
+    out = 1.0 if problem.scalars else m ** max(0.0, 1.0 / problem.q - 0.5) * (1 + 16 * UNIT_ROUNDOFF)
+    scope = problem.scope
+    wider = Ball(scope.x, inflate(into * scope.r, 0.0)) if isinstance(scope, Ball) else scope
+    return [
+        replace(
+            bound,
+            value=inflate(into**order * out * bound.value, gamma(2 * order)),
+            p=problem.p,
+            q=problem.q,
+            scope=bound.scope if isinstance(bound.scope, Global) else scope,
+            method=f"{bound.method} through l2",
+        )
+        for bound in run_all(methods, replace(problem, p=2.0, q=2.0, scope=wider), floor)
+    ]
