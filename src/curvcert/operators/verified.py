@@ -40,6 +40,9 @@ _LEAST_STEP = 1e-13
 _STEPS_UP = tuple(1e-12 * 8.0**k for k in range(13))
 """How far above its guess the bound of an inverse form may be, relatively, until it is given up."""
 
+_SINGLE_STEP = 1e-5
+"""The same for guesses in single precision, of the largest in size."""
+
 _TIGHT = 1e-10
 """A guess counts as long as a bound is verified within this of it, relatively."""
 
@@ -93,7 +96,34 @@ def largest_eigenvalues_upper_bound(
     scale = power_of_two(symmetric.abs().amax(dim=(-2, -1)))
     scaled = symmetric / scale[:, None, None]
     guess, below = _largest_eigenvalue_estimates(scaled)
-    margin = torch.maximum(below, _LEAST_STEP * guess.abs().clamp(min=2.0**-60))
+    bounds = _verified_each(scaled, guess, torch.maximum(below, _LEAST_STEP * guess.abs().clamp(min=2.0**-60)))
+    return inflate(bounds * scale + averaging + error, 0.0)
+
+
+def extreme_eigenvalues_upper_bounds(
+    matrices: Float64[Tensor, "batch n n"], error: Float64[Tensor, " batch"]
+) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
+    """Bound the largest eigenvalue of each symmetric matrix of a batch, and that of its negative; 0 at least.
+
+    As `largest_eigenvalues_upper_bound`, with guesses in single precision: quick, and loose by 1e-5 of the larger one.
+
+    >>> S = torch.tensor([[[2.0]], [[-3.0]]], dtype=torch.float64)
+    >>> top, bottom = extreme_eigenvalues_upper_bounds(S, torch.zeros(2, dtype=torch.float64))
+    >>> [f"{float(each):.3f}" for each in (*top, *bottom)]
+    ['2.000', '0.000', '0.000', '3.000']
+    """
+    symmetric, averaging = symmetrised(matrices)
+    scale = power_of_two(symmetric.abs().amax(dim=(-2, -1)))
+    scaled = symmetric / scale[:, None, None]
+    guesses = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+    margin = _SINGLE_STEP * guesses.abs().amax(dim=1).clamp(min=2.0**-20)
+    sides = (_verified_each(scaled, guesses[:, -1], margin), _verified_each(-scaled, -guesses[:, 0], margin))
+    top, bottom = (inflate(side * scale + averaging + error, 0.0) for side in sides)
+    return top, bottom
+
+
+def _verified_each(scaled: Tensor, guess: Tensor, margin: Tensor) -> Tensor:
+    """Return proven bounds on the largest eigenvalues, 0 at least, from guesses and how far to go beyond them."""
     bounds = torch.full_like(guess, torch.inf)
     open_ = torch.arange(len(guess), device=guess.device)
     for _ in range(60):
@@ -105,8 +135,7 @@ def largest_eigenvalues_upper_bound(
         bounds[open_[done]] = (shift + _cholesky_errors(C, R))[done]
         open_ = open_[~done]
         if len(open_) == 0:
-            total = (inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY) * scale + averaging + error
-            return inflate(total, 0.0)
+            return inflate(bounds.clamp(min=0.0), 0.0) + 2 * TINY
         margin = 4 * margin
     raise OutOfRange("No eigenvalue bound could be verified: the numbers overflow. Rescale the weights.")
 

@@ -16,7 +16,7 @@ Reference: Zhang et al. (NeurIPS 2018), CROWN, whose bound this is, up to the ch
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -52,14 +52,25 @@ class Change:
 class Relaxed:
     """A network relaxed over a region about each point of a batch."""
 
-    def __init__(self, facts: NetworkFacts, evaluation: Evaluation, region: AbstractRegion) -> None:
-        """Find the range of every pre-activation, and lines for it, from the input on."""
+    def __init__(
+        self,
+        facts: NetworkFacts,
+        evaluation: Evaluation,
+        region: AbstractRegion,
+        most_rows: int = MOST_ROWS,
+        narrowed: Callable[[int, Moved], Moved] = lambda value, moved: moved,
+    ) -> None:
+        """Find the range of every pre-activation, and lines for it, from the input on.
+
+        `narrowed` is given every range that lines are about to be drawn over, and returns what else is known of it.
+        """
         self.facts, self.region = facts, region
         self.relaxations: dict[AbstractNode, AbstractRelaxation] = {}
         self.rounded_off: dict[AbstractNode, Tensor] = {}
         self._values, self._nodes = evaluation.values, facts.network.nodes
+        self._most_rows, self._narrowed = most_rows, narrowed
         self._moved: list[Moved] = []
-        self._narrowed: dict[int, Moved] = {}
+        self._ranges: dict[int, Moved] = {}
         for node in self._nodes:
             self._moved.append(self._reached(node))
 
@@ -74,12 +85,12 @@ class Relaxed:
                 self.rounded_off[node] = self._rounded_off(node)
                 return moved_sum(self.facts.maps[node], [self._moved[source] for source in node.sources], p)
             case ElementwiseNode():
-                z, moved = self._range(node.source)
+                z, moved = self._reach(node.source)
                 a = self._values[len(self._moved)]
                 self.relaxations[node] = relaxed_activation(node.activation, z, a, uses[node.source])
                 return moved_activation(node.activation, z, moved.length, a, p)
             case MaxPoolNode():
-                z, moved = self._range(node.source)
+                z, moved = self._reach(node.source)
                 self.relaxations[node] = relaxed_pool(node.pool, z, uses[node.source])
                 return moved_pool(node.pool, moved, p)
         raise UnsupportedModule(f"{node.name}: linear relaxation has no rule for a {type(node).__name__}.")
@@ -92,18 +103,21 @@ class Relaxed:
             total = total + gamma(self.facts.uses[source]) * size
         return inflate(total, gamma(len(node.terms) + 4))
 
-    def _range(self, value: int) -> tuple[Reach, Moved]:
-        """Return the range of a pre-activation, and how far it moves."""
-        if value not in self._narrowed:
-            self._narrowed[value] = self._by_rows(value)
-        moved = self._narrowed[value]
+    def moved(self, value: int) -> Moved:
+        """Return how far a pre-activation moves."""
+        if value not in self._ranges:
+            self._ranges[value] = self._narrowed(value, self._by_rows(value))
+        return self._ranges[value]
+
+    def _reach(self, value: int) -> tuple[Reach, Moved]:
+        moved = self.moved(value)
         return Reach(self._values[value], moved.fall, moved.rise), moved
 
     def _by_rows(self, value: int) -> Moved:
         """Return how far a value moves, by a row for each coordinate where that could tell more, and fits."""
         moved, shape = self._moved[value], self._nodes[value].shape
         size, numbers = math.prod(shape), self.facts.numbers_behind(value)
-        if self._by_norms_alone(value) or size * numbers > MOST_ROWS:
+        if self._by_norms_alone(value) or size * numbers > self._most_rows:
             return moved
         unit = torch.eye(size, dtype=moved.fall.dtype, device=moved.fall.device)
         change = self._by_covectors(value, unit.reshape(1, size, *shape))

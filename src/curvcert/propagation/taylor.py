@@ -1,0 +1,270 @@
+r"""Taylor models of order 2: every value of a network as a parabola of the input, and what that leaves out.
+
+Give every neuron l of an activation's node a slope :math:`s_l` and a bend :math:`q_l`, any numbers.  Carry the slopes
+back from a value: with :math:`u_j` the covector on the values of node j, and J the rows on the input,
+
+.. math:: dz_k = J_k d + e_k, \qquad e_k = \tfrac12 d^T M_k d + \sum_j u_j \cdot \psi_j,
+          \qquad M_k = \sum_j J_j^T \mathrm{diag}(u_j \circ q_j) J_j,
+
+exactly, where :math:`\psi = \phi(z + b + e) - \phi(z) - s(b + e) - q b^2/2` at :math:`b = J_j d`, :math:`e = e_j`.
+So a neuron's range needs three things, and so does a linear function of the outputs:
+
+- the largest value of :math:`J d \pm d^T M d/2`, by eigenvalues (`Coordinates`);
+- the remainders, *coupled*: with :math:`Z^2 \ge \sum_l \omega_l b_l^2` over the ball, for any :math:`\lambda \ge 0`
+
+  .. math:: u \cdot \psi \le \tfrac12 \lambda Z^2 + \sum_l |u_l| G_l^{\pm}(\lambda \omega_l / |u_l|), \qquad
+            G^{\pm}(y) = \sup_{b, e} (\pm \psi - y b^2/2),
+
+  as not all neurons can be at the end of their ranges at once (`remainders.Tables`);
+- rounding, by the covector identity of `linear_relaxation`, whose sums over values hold here word for word.
+
+Each range is cut with that of linear relaxation before the next node is relaxed.  The slopes, the bends, J and M are
+made once, at one radius; they prove something at every radius, and most near that one.
+
+Slopes and bends are those of the secants over a neuron's range: phi' and phi'' at the centre in their place lose a
+tenth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.memory import spare_elements
+from curvcert.network.evaluation import Evaluation
+from curvcert.network.nodes import AffineNode, ElementwiseNode
+from curvcert.network.sweeps import AbstractBackward
+from curvcert.propagation.coordinates import AbstractParabolas, Coordinates, Seen
+from curvcert.propagation.linear_relaxation import Relaxed
+from curvcert.propagation.reach import Moved, NetworkFacts, cut
+from curvcert.propagation.regions import NormBall
+from curvcert.propagation.remainders import KNOTS, Bend, Spread, Tables, sampled, secant
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+
+REACH = 8.0
+"""How many times the radius that a model was made at it serves: rounding is bounded over that ball once."""
+
+_CHUNK_ELEMENTS = 2**23
+"""Numbers that the matrices M in hand may take, on a processor."""
+
+_SHARES = (1.0, 2.5, 8.0)
+"""Lambdas that are tried for a range beside 0: multiples of the one at which a typical neuron is at the unit knot."""
+
+_OUTER_KNOTS = (0, 2, 3, 4, 5, 6)
+"""The knots that are tried for a function of the outputs: there the term in Z joins the parabola."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Form:
+    r"""Rows on a value as parabolas of the input: what holds over the unit ball, so that that of radius t follows.
+
+    Attributes:
+        sent: the covectors :math:`u_j` on the values of the activations before, (batch, rows, neurons), by their nodes.
+        seen: the rows of J, and bounds on :math:`|J d|`.
+        off: bounds on what d itself is off, (batch, rows).
+        rounding: what rounding costs, over the largest ball.
+        above: bounds on :math:`d^T M d/2`, and `below` on its negative; 0 where nothing bends before.
+    """
+
+    sent: dict[int, Tensor]
+    seen: Seen
+    off: Tensor
+    rounding: Tensor
+    above: Tensor
+    below: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    """How the neurons of a node are weighed against each other, and half a bound on their squares over the ball."""
+
+    weights: Tensor
+    squares: Tensor
+
+
+class TaylorModels:
+    """Quadratic models of a network about each point of a batch, and of rows of its outputs, (batch, rows, outputs)."""
+
+    def __init__(self, facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, radius: Tensor) -> None:
+        """Make the models at a radius, (batch,): they serve up to `REACH` times it."""
+        self.facts, self.evaluation = facts, evaluation
+        self.coordinates = Coordinates.of(facts.network, facts.p)
+        self.bends: dict[int, Bend] = {}
+        self.seen: dict[int, Seen] = {}
+        self._forms: dict[int, Form] = {}
+        self._couplings: dict[int, Coupling] = {}
+        self._last, self._most = len(facts.network.nodes) - 1, REACH * radius
+        self.coarse = Relaxed(facts, evaluation, self._ball(self._most), most_rows=0)
+        _Pass(self, self._ball(radius))
+        self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
+        self._output = self._sent(self._last, self._rows)
+        self._parabolas = [self._joined(KNOTS[knot]) for knot in _OUTER_KNOTS]
+
+    def rise(self, radius: Tensor) -> Tensor:
+        """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
+        within = torch.minimum(radius, self._most)
+        at = _Pass(self, self._ball(within))
+        best = at.relaxed.change(self._last, self._rows).rise
+        fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
+        for knot, parabolas in zip(_OUTER_KNOTS, self._parabolas, strict=True):
+            parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
+            total = reduce(torch.add, parts, parabolas.largest(within) + fixed)
+            best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))
+        return torch.where((radius > self._most)[:, None], torch.inf, best)
+
+    def form(self, value: int) -> Form:
+        """Return the neurons of a value as parabolas; made when it is first asked for."""
+        if value not in self._forms:
+            shape = self.facts.network.nodes[value].shape
+            unit = torch.eye(torch.Size(shape).numel(), dtype=torch.float64, device=self._most.device)
+            rows = unit.reshape(1, len(unit), *shape).expand(len(self._most), -1, *shape)
+            self._forms[value] = self._with_peaks(self._sent(value, rows))
+        return self._forms[value]
+
+    def coupled(self, k: int, u: Tensor, tables: Tables, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound u.psi, and -u.psi, for the neurons of node k over balls of radius t, and rows u."""
+        coupling, size = self._coupling(k, u), u.abs()
+        ratio = coupling.weights.unsqueeze(1) / size.clamp(min=1e-300)
+        typical = (size / coupling.weights.unsqueeze(1)).mean(dim=2)
+        above, below = tables.at_knot(u, 0)
+        for share in _SHARES:
+            multiplier = share * typical
+            held = inflate(multiplier * (coupling.squares * t.square())[:, None], gamma(8))
+            more, less = tables.between(u, multiplier.unsqueeze(2) * ratio)
+            above, below = (
+                torch.minimum(above, inflate(more + held, 0.0)),
+                torch.minimum(below, inflate(less + held, 0.0)),
+            )
+        return above, below
+
+    def _coupling(self, k: int, u: Tensor) -> Coupling:
+        """Return the weights of a node's neurons: what the first value that reads it makes of each."""
+        if k not in self._couplings:
+            weights = torch.linalg.vector_norm(u, dim=1)
+            weights = torch.maximum(weights, 1e-6 * weights.amax(dim=1, keepdim=True)).clamp(min=1e-100)
+            omega = inflate(weights * self.bends[k].unit, 0.0).unsqueeze(1)
+            self._couplings[k] = Coupling(weights, self.coordinates.peaks([omega], [self.seen[k]])[0].squeeze(1))
+        return self._couplings[k]
+
+    def _joined(self, knot: float) -> AbstractParabolas:
+        """Return the parabolas of the outputs, with what the remainders leave in them at a knot."""
+        weights = []
+        for k, u in self._output.sent.items():
+            own, left = u * self.bends[k].bend.unsqueeze(1), u.abs() * (knot * self.bends[k].unit).unsqueeze(1)
+            # Larger weights are on the safe side: the squares are not negative.
+            weights.append(own + left + 8 * UNIT_ROUNDOFF * (own.abs() + left))
+        return self.coordinates.parabolas(self._output.seen, weights, [self.seen[k] for k in self._output.sent])
+
+    def _with_peaks(self, form: Form) -> Form:
+        """Return the same with bounds on the quadratic part, a few rows at a time."""
+        if not form.sent:
+            return form
+        r = self.coordinates.expand.shape[1]
+        rows = max(1, spare_elements(form.off.device, _CHUNK_ELEMENTS) // (r * r * len(self._most)))
+        seen = [self.seen[k] for k in form.sent]
+        weights = [(u * self.bends[k].bend.unsqueeze(1)).split(rows, dim=1) for k, u in form.sent.items()]
+        parts = [self.coordinates.peaks(part, seen) for part in zip(*weights, strict=True)]
+        above, below = (torch.cat(sides, dim=1) for sides in zip(*parts, strict=True))
+        return replace(form, above=above, below=below)
+
+    def _sent(self, value: int, rows: Tensor) -> Form:
+        """Carry rows on a value back through the slopes, to everything before it."""
+        sweep = _Slopes(self, rows)
+        found = sweep.sweep(self.facts.network.nodes[: value + 1], rows)[0]
+        J = rows.new_zeros(*rows.shape[:2], *self.facts.network.in_shape) if found is None else found
+        seen, off = self.coordinates.seen(J.flatten(2))
+        rounding = inflate(sweep.rounding + self.coarse.lost[:, None], gamma(sweep.longest + 16))
+        zero = torch.zeros_like(off)
+        return Form(sweep.sent, seen, off, rounding.expand_as(off), zero, zero)
+
+    def _ball(self, radius: Tensor) -> NormBall:
+        return NormBall(self.facts.p, radius, torch.Size(self.facts.network.in_shape).numel())
+
+
+class _Pass:
+    """The ranges of every node over one ball, each cut with the others before the next is found."""
+
+    def __init__(self, models: TaylorModels, ball: NormBall) -> None:
+        self._models, self._t = models, ball.radius
+        self.tables: dict[int, Tables] = {}
+        self.relaxed = Relaxed(models.facts, models.evaluation, ball, narrowed=self._narrowed)
+
+    def _narrowed(self, value: int, moved: Moved) -> Moved:
+        """Return the range of a pre-activation cut with that of its parabolas; and find what its activations leave."""
+        form, t = self._models.form(value), self._t[:, None]
+        linear = inflate(form.seen.steepest * t, 0.0)
+        above, below = self._rest(form)
+        fall = torch.minimum(moved.fall.flatten(1), inflate(linear + below, 0.0))
+        rise = torch.minimum(moved.rise.flatten(1), inflate(linear + above, 0.0))
+        high, low = (torch.minimum(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        for k, node in enumerate(self._models.facts.network.nodes):
+            if isinstance(node, ElementwiseNode) and node.source == value:
+                self._bent(k, node, form, Spread(linear, -low, high), torch.maximum(fall, rise))
+        return cut(fall.reshape(moved.fall.shape), rise.reshape(moved.rise.shape), moved.length, self._models.facts.p)
+
+    def _rest(self, form: Form) -> tuple[Tensor, Tensor]:
+        """Bound e, and its negative, for every neuron of a value."""
+        t = self._t[:, None]
+        parts = [self._models.coupled(k, u, self.tables[k], self._t) for k, u in form.sent.items()]
+        off, slack = form.off * t + form.rounding, gamma(len(parts) + 8)
+        above, below = (peak * t.square() + off for peak in (form.above, form.below))
+        for more, less in parts:
+            above, below = above + more, below + less
+        return inflate(above, slack), inflate(below, slack)
+
+    def _bent(self, k: int, node: ElementwiseNode, form: Form, spread: Spread, farthest: Tensor) -> None:
+        """Find what the parabolas of a node leave; the first time, find the parabolas."""
+        models, z = self._models, self._models.evaluation.values[node.source]
+        if k in models.bends:
+            bend = models.bends[k]
+            found = sampled(node.activation, z, bend.slope, bend.bend, spread)
+        else:
+            slope, curve = secant(node.activation, z.value.flatten(1), torch.minimum(spread.linear, farthest))
+            found = sampled(node.activation, z, slope, curve, spread)
+            bend = Bend(slope, curve, found.unit)
+            models.bends[k], models.seen[k] = bend, form.seen
+        self.tables[k] = Tables.of(found, bend, spread.linear)
+
+
+class _Slopes(AbstractBackward[Tensor | None]):
+    """Rows, (batch, rows, *shape), carried back through the slopes; None where nothing leads on from a value.
+
+    On the way the covectors on activations are kept, and the cost of rounding adds up.
+    """
+
+    def __init__(self, models: TaylorModels, rows: Tensor) -> None:
+        self._models = models
+        self.sent: dict[int, Tensor] = {}
+        self.rounding = rows.new_zeros(rows.shape[:2])
+        self.longest = 1
+
+    def joined(self, k: int, arriving: Sequence[Tensor | None]) -> Tensor | None:
+        known = [value for value in arriving if value is not None]
+        return reduce(torch.add, known) if known else None
+
+    def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        if value is None:
+            return [None] * len(node.terms)
+        self._pay(value, self._models.coarse.rounded_off[node])
+        return [term.map.adjoint(value) for term in node.terms]
+
+    def elementwise(self, k: int, node: ElementwiseNode, value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
+        self.sent[k] = value.flatten(2)
+        slope, facts = self._models.bends[k].slope, self._models.facts
+        moved = self._models.coarse.moved(node.source).farthest
+        s = slope.reshape(moved.shape)
+        cost = inflate(gamma(facts.uses[node.source] + 2) * s.abs() * moved, 0.0) + 2 * node.activation.deviation
+        self._pay(value, cost)
+        return s.unsqueeze(1) * value
+
+    def _pay(self, u: Tensor, cost: Tensor) -> None:
+        """Add |u| . cost."""
+        self.longest += cost[0].numel() + 1
+        self.rounding = self.rounding + (u.flatten(2).abs() @ cost.flatten(1).unsqueeze(2)).squeeze(2)
