@@ -66,8 +66,9 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
     K, label = samples.K.clone(), samples.points.label
     for one in label[todo].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
+        terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part]))).value
+            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part])), terms).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
 
