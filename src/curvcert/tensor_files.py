@@ -121,8 +121,8 @@ def _metadata(path: Path | str, content: bytes) -> dict[str, str]:
 
 
 def _parsed(path: Path | str, text: str | bytes) -> dict[str, Any]:
-    marks = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
-    values = sum(text.count(mark) for mark in marks)  # type: ignore[arg-type]
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > _MOST_VALUES:
         raise InvalidFile(f"The header of {path} holds up to {values} values, the limit is {_MOST_VALUES}.")
     try:
