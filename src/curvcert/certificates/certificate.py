@@ -30,7 +30,7 @@ class Certificate:
         radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
             "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
             global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
-            "linear", by linear relaxation over balls.
+            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
         method: the name of the method behind `radius`, for each sample.
         attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
