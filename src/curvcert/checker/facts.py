@@ -96,7 +96,7 @@ class Facts:
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = up(sum(self.terms), 8 * len(self.terms) + 16)
+        found = up(np.sum(self.terms, axis=0), 8 * len(self.terms) + 16)
         found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures))
         single = curvature.one_hidden_layer(self.blocks)
         return self.table(found if single is None else np.minimum(found, single))

@@ -39,7 +39,7 @@ class Compositional(AbstractCurvatureMethod):
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        return compositional_bound(problem, problem.norms, self.block_bounds)
+        return replace(compositional_bound(problem, problem.norms, self.block_bounds), methods=(self.name,))
 
 
 @final

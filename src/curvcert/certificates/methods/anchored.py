@@ -58,7 +58,10 @@ class _ByAnchored(AbstractStep):
         if bool(undecided.any()):
             samples.K, samples.anchored = _anchored_constants(samples, undecided), True
             samples.add("anchored", by_curvature(samples))
-            samples.add("combined", by_both(samples), f"anchored with {samples.question.constants.names[0]}")
+            tables = samples.question.constants
+            samples.add(
+                "combined", by_both(samples), f"anchored with {tables.names[0]}", ("anchored", *tables.made_by[0])
+            )
 
 
 def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
