@@ -89,7 +89,7 @@ class _ByRelaxation(AbstractStep):
             todo &= samples.could_gain
         found = torch.where(samples.unbounded[:, None], known, torch.nan)
         size = max(1, spare_elements(samples.x.device, _CHUNK_ELEMENTS) // self._numbers)
-        for index in todo.nonzero().flatten().split(size):
+        for index in todo.nonzero().flatten().split(size) if bool(todo.any()) else ():
             found[index] = _Search.about(self.facts, samples, index).radii()
         if not question.alone:
             # What it does not raise it is not named for.
