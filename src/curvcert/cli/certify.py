@@ -255,7 +255,7 @@ def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: 
     >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
     >>> text = table_of_samples(certifier(net, method="liplt")(torch.zeros(1, 2), torch.tensor([1])), [1])
     >>> text.splitlines()[0]
-    'sample,label,predicted,correct,radius,lipschitz,curvature,anchored,combined,shell,line,attack_radius,search_radius,margin,method'
+    'sample,label,predicted,correct,radius,lipschitz,curvature,anchored,combined,shell,line,linear,attack_radius,search_radius,margin,method'
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

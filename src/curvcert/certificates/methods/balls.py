@@ -4,7 +4,7 @@ Within the ball of radius r about x every margin :math:`f_y - f_i` falls by no m
 no margin reaches 0 is certified; nothing rests on how the radii to try are chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +78,12 @@ class Centres:
         # Compared before it is divided, so that the quotient's rounding decides nothing.
         share = torch.where(margin.isinf(), 0.0, rise / margin.clamp(min=1e-300))
         return torch.where(margin.isinf() | (rise < margin), share.clamp(max=1 - 2.0**-53), share.clamp(min=1.0))
+
+
+def parts_of(wanted: Tensor, size: int) -> Sequence[Tensor]:
+    """Return the indices of the wanted samples, so many at a time."""
+    index = wanted.nonzero().flatten()
+    return index.split(size) if len(index) else ()
 
 
 def decided_radii(centres: Centres, epsilons: tuple[float, ...], rises: Rises) -> Tensor:

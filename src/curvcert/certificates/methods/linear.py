@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii
+from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
@@ -77,7 +77,7 @@ class _ByRelaxation(AbstractStep):
         question, known = samples.question, samples.known
         found = torch.where(samples.unbounded[:, None], known, torch.nan)
         size = max(1, spare_elements(samples.x.device, _CHUNK_ELEMENTS) // self._numbers)
-        for index in samples.open_.nonzero().flatten().split(size):
+        for index in parts_of(samples.open_, size):
             centres = Centres.about(self.facts, samples, index)
             if question.epsilons:
                 found[index] = decided_radii(centres, question.epsilons, centres.relaxed)

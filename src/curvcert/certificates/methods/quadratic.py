@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvcert.activations.base import no_curvature
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii
+from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.linear import covector_numbers, require_small, shared_facts
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.errors import UnsupportedModule
@@ -89,7 +89,7 @@ class _ByModels(AbstractStep):
         question, known = samples.question, samples.known
         found = torch.where(samples.unbounded[:, None], known, torch.nan)
         size = max(1, spare_elements(samples.x.device, _CHUNK_ELEMENTS) // self._numbers)
-        for index in samples.open_.nonzero().flatten().split(size):
+        for index in parts_of(samples.open_, size):
             centres = Centres.about(self.facts, samples, index)
             found[index] = self._decided(centres, question) if question.epsilons else self._searched(centres, question)
         if not question.alone:
