@@ -28,7 +28,6 @@ from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.network.nodes import NonlinearNode
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
-from curvcert.propagation.regions import region_of
 
 AUTO_NUMBERS = 2**21
 """Covectors of all layers of one sample hold at most this many numbers where "auto" takes linear relaxation along."""
@@ -85,7 +84,7 @@ class _ByRelaxation(AbstractStep):
     def run(self, samples: Samples) -> None:
         question, known = samples.question, samples.known
         todo = samples.open_
-        if not question.alone and samples.points.gradient is not None:
+        if not question.alone and samples.points.gradient is not None and samples.box is None:
             todo &= samples.could_gain
         found = torch.where(samples.unbounded[:, None], known, torch.nan)
         size = max(1, spare_elements(samples.x.device, _CHUNK_ELEMENTS) // self._numbers)
@@ -108,7 +107,8 @@ class _Search:
 
     facts: NetworkFacts
     evaluation: Evaluation
-    x: Tensor
+    samples: Samples
+    index: Tensor
     rows: Tensor
     margin: Tensor
     known: Tensor
@@ -126,7 +126,7 @@ class _Search:
         guess = torch.where(known > 0, known * (1 + WORTHWHILE), start)
         evaluation = evaluate_with_error(network, x, facts.norms)
         epsilons = samples.question.epsilons
-        return _Search(facts, evaluation, x, rows, points.margin[index], known, guess, epsilons)
+        return _Search(facts, evaluation, samples, index, rows, points.margin[index], known, guess, epsilons)
 
     def radii(self) -> Tensor:
         """Return a proven radius of every class, (batch, classes), 0 where none is proven."""
@@ -148,7 +148,9 @@ class _Search:
         found = torch.zeros_like(self.margin)
         low, high = torch.zeros_like(self.known), torch.full_like(self.known, torch.inf)
         low_share, high_share = torch.zeros_like(low), torch.full_like(low, torch.inf)
-        radius = self.guess
+        # Beyond the farthest corner of a box there is nothing: a ball that holds it is proven at any radius.
+        farthest = self.samples.farthest[self.index]
+        radius = torch.minimum(self.guess, farthest)
         for step in range(_EVALUATIONS):
             index = ((high > low * (1 + PRECISION)) & radius.isfinite()).nonzero().flatten()
             if len(index) == 0:
@@ -163,15 +165,16 @@ class _Search:
                 torch.where(good, high[index], r),
                 torch.where(good, high_share[index], worst),
             )
+            high = torch.where(low >= farthest, low, high)
             if step == 0:
                 # Where not even the first radius beyond what is known is proven, there is nothing to gain.
                 high = torch.where((self.known > 0) & (high <= self.guess), 0.0, high)
-            radius = _between(low, high, low_share, high_share)
+            radius = torch.minimum(_between(low, high, low_share, high_share), farthest)
         return found
 
     def _share(self, index: Tensor, radius: Tensor) -> Tensor:
         """Return how much of each margin linear relaxation lets a ball use up: below 1 is a proof."""
-        region = region_of(self.x[index], self.facts.p, radius, None)
+        region = self.samples.region(self.index[index], radius)
         relaxed = Relaxed(self.facts, self.evaluation.of_samples(index), region)
         rise = relaxed.change(len(self.facts.network.nodes) - 1, self.rows[index]).rise
         margin = self.margin[index]
