@@ -185,7 +185,7 @@ class TestBatches:
         expected = certify(network, x, y, method="unrolled").radius
         original, sizes = certification._certify_batch, []
 
-        def limited(request: object, part: torch.Tensor, labels: torch.Tensor) -> Certificate:
+        def limited(request: object, part: torch.Tensor, labels: torch.Tensor, box: object) -> Certificate:
             sizes.append(len(part))
             if len(part) > 2:
                 raise MemoryError

@@ -164,7 +164,7 @@ def _moved(header, arrays) -> None:
 
 def _method(name: str):
     def change(header, arrays) -> None:
-        header["methods"] = [name]
+        header["methods"], header["proven_by"] = [name], [[name]]
         arrays["method"][:] = 0
 
     return change
@@ -305,7 +305,7 @@ def test_what_it_does_not_cover_it_does_not_pass(tmp_path) -> None:
 def test_a_constant_from_an_unknown_method_cannot_be_checked(genuine) -> None:
     def change(header, arrays) -> None:
         arrays["L"] *= 1 - 1e-6
-        header["names"][0] = "a cleverer method"
+        header["made_by"][0] = ["a cleverer method"]
 
     found = verdict(genuine, certificate=forged(genuine.certificate, change))
     assert set(found.status) == {"cannot check"}

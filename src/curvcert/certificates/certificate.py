@@ -33,7 +33,8 @@ class Certificate:
             global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
             "linear", by linear relaxation over balls.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
-        method: the name of the method behind `radius`, for each sample.
+        method: the method behind `radius`, in words, for each sample.
+        proven_by: for each of these, the names of the methods that it puts together.
         attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
         witness_index: the samples, in order, that are correct and have a witness.
         witness_points: their misclassified points.
@@ -56,6 +57,7 @@ class Certificate:
     radii: Mapping[str, Tensor]
     pair_radius: Tensor
     method: tuple[str, ...]
+    proven_by: Mapping[str, tuple[str, ...]]
     attack_radius: Tensor
     witness_index: Tensor
     witness_points: Tensor
@@ -219,12 +221,14 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
     names = dict.fromkeys(name for part in parts for name in part.radii)
     radii = {name: torch.cat([part._radius(name) for part in parts]) for name in names}
     methods = tuple(name for part in parts for name in part.method)
+    proven_by = {text: names for part in parts for text, names in part.proven_by.items()}
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     return replace(
         parts[0],
         **joined,
         radii=radii,
         method=methods,
+        proven_by=proven_by,
         notes=notes,
         evidence=joined_evidence([part.evidence for part in parts]),
         box=joined_boxes([part.box for part in parts]),
