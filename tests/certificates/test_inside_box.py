@@ -65,7 +65,7 @@ def test_all_methods_together_are_no_worse_than_alone() -> None:
     assert_holds_on_a_grid(net, x, best, *UNIT)
 
 
-@pytest.mark.parametrize("method", ["linear", "lipschitz", "unrolled", "auto"])
+@pytest.mark.parametrize("method", ["linear", "quadratic", "lipschitz", "unrolled", "auto"])
 def test_a_box_that_is_proven_whole_has_an_infinite_radius(method: str) -> None:
     net, (x, y) = planar(), blobs(12, seed=4)
     x = x.double()

@@ -118,7 +118,8 @@ def certify(
         method: "auto" (the best of all, a sample), "lipschitz", "anchored", "shell" (or "local": bounds over
             balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in l2,
             see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
-            `certificates.methods.linear`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
+            `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
+            `certificates.methods.quadratic`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
             "compositional", "unrolled", "crc".
         box: (lo, hi), the range of valid inputs: numbers, or tensors of the shape of an input or of x.  It limits
             witnesses, not radii.

@@ -19,7 +19,6 @@ from curvcert.boxes import Box
 from curvcert.certificates.constants import PairConstants, Tables
 from curvcert.certificates.pointwise import Pointwise
 from curvcert.network import Network
-from curvcert.propagation.regions import AbstractRegion, region_of
 from curvcert.rounding import inflate
 
 WORTHWHILE = 1e-3
@@ -83,11 +82,6 @@ class Samples:
         others = torch.ones_like(radii, dtype=torch.bool).scatter(1, self.points.label[:, None], False)
         if not bool(radii[others].isnan().all()):
             self.radii[way], self.names[way], self.proven_by[way] = radii, name or way, proven_by or (way,)
-
-    def region(self, index: Tensor, radius: Tensor) -> AbstractRegion:
-        """Return the balls about some of the samples, cut with their boxes where those are all that is asked about."""
-        x = self.x[index]
-        return region_of(x, self.question.p, radius, None if self.box is None else self.box.part(index).sides(x))
 
     @property
     def none(self) -> Tensor:
