@@ -5,7 +5,7 @@ no margin reaches 0 is certified; nothing rests on how the radii to try are chos
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,9 +68,10 @@ class Centres:
 
     def part(self, index: Tensor) -> "Centres":
         """Return some of them."""
-        evaluation = self.evaluation.of_samples(index)
-        parts = (each[index] for each in (self.x, self.rows, self.margin, self.known, self.guess, self.farthest))
-        return Centres(self.facts, evaluation, *parts, None if self.box is None else self.box.part(index))
+        names = ("x", "rows", "margin", "known", "guess", "farthest")
+        parts = {name: getattr(self, name)[index] for name in names}
+        box = None if self.box is None else self.box.part(index)
+        return replace(self, evaluation=self.evaluation.of_samples(index), box=box, **parts)
 
     def region(self, index: Tensor, radius: Tensor) -> AbstractRegion:
         """Return the balls about some of them, cut with their boxes."""
