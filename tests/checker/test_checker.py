@@ -164,7 +164,7 @@ def _moved(header, arrays) -> None:
 
 def _method(name: str):
     def change(header, arrays) -> None:
-        header["methods"] = [name]
+        header["methods"], header["proven_by"] = [name], [[name]]
         arrays["method"][:] = 0
 
     return change
@@ -305,7 +305,7 @@ def test_what_it_does_not_cover_it_does_not_pass(tmp_path) -> None:
 def test_a_constant_from_an_unknown_method_cannot_be_checked(genuine) -> None:
     def change(header, arrays) -> None:
         arrays["L"] *= 1 - 1e-6
-        header["names"][0] = "a cleverer method"
+        header["made_by"][0] = ["a cleverer method"]
 
     found = verdict(genuine, certificate=forged(genuine.certificate, change))
     assert set(found.status) == {"cannot check"}
@@ -334,6 +334,13 @@ def test_a_radius_from_an_unknown_method_cannot_be_checked(loose) -> None:
         found = verdict(loose, certificate=forgery)
         assert set(found.status) == {"cannot check"}
         assert found.radii_proven == (again, 4)
+
+
+@pytest.mark.parametrize("method", ["linear", "quadratic"])
+def test_radii_by_relaxation_and_by_parabolas_cannot_be_checked(tmp_path, method: str) -> None:
+    """There is no engine for them: they are neither proven nor contradicted, and the verdict does not hold."""
+    found = verdict(saved(tmp_path, n=4, p=float("inf"), method=method))
+    assert set(found.status) == {"cannot check"} and not found.holds
 
 
 def test_what_is_not_reached_is_told_from_what_is_false(loose, genuine) -> None:

@@ -63,6 +63,7 @@ def made_up(
         radii={"lipschitz": radii / 2} | ({"shell": radii} if local else {}),
         pair_radius=pairs.clone(),
         method=("liplt",) * samples,
+        proven_by={"liplt": ("liplt",)},
         attack_radius=torch.where(right, attack, 0.0),
         witness_index=shown,
         witness_points=torch.zeros(len(shown), *shape, dtype=torch.float64),

@@ -30,9 +30,10 @@ class Certificate:
         radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
             "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
             global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
-            "linear", by linear relaxation over balls.
+            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
-        method: the name of the method behind `radius`, for each sample.
+        method: the method behind `radius`, in words, for each sample.
+        proven_by: for each of these, the names of the methods that it puts together.
         attack_radius: ||witness - x||_p, inf where there is none, 0 where not correct.
         witness_index: the samples, in order, that are correct and have a witness.
         witness_points: their misclassified points.
@@ -52,6 +53,7 @@ class Certificate:
     radii: Mapping[str, Tensor]
     pair_radius: Tensor
     method: tuple[str, ...]
+    proven_by: Mapping[str, tuple[str, ...]]
     attack_radius: Tensor
     witness_index: Tensor
     witness_points: Tensor
@@ -201,10 +203,18 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
     names = dict.fromkeys(name for part in parts for name in part.radii)
     radii = {name: torch.cat([part._radius(name) for part in parts]) for name in names}
     methods = tuple(name for part in parts for name in part.method)
+    proven_by = {text: names for part in parts for text, names in part.proven_by.items()}
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     evidence = joined_evidence([part.evidence for part in parts])
     return Certificate(
-        **joined, radii=radii, method=methods, p=parts[0].p, assumes=parts[0].assumes, notes=notes, evidence=evidence
+        **joined,
+        radii=radii,
+        method=methods,
+        proven_by=proven_by,
+        p=parts[0].p,
+        assumes=parts[0].assumes,
+        notes=notes,
+        evidence=evidence,
     )
 
 

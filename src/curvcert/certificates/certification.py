@@ -109,7 +109,8 @@ def certify(
         method: "auto" (the best of all, a sample), "lipschitz", "anchored", "shell" (or "local": bounds over
             balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in l2,
             see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
-            `certificates.methods.linear`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
+            `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
+            `certificates.methods.quadratic`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
             "compositional", "unrolled", "crc".
         box: (lo, hi), the range of valid inputs; it limits witnesses, not radii.
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
@@ -273,7 +274,7 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certifica
     tables = question.constants
     # Digests of the inputs are computed meanwhile, from where the inputs came from.
     pending = torch.empty(len(x), 0, dtype=torch.uint8)
-    evidence = Evidence(request.digest, pending, tables.L, tables.K, tables.names, samples.K)
+    evidence = Evidence(request.digest, pending, tables.L, tables.K, tables.names, tables.made_by, samples.K)
     return replace(certificate, evidence=evidence)
 
 
@@ -312,16 +313,21 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
     radius = torch.where(points.correct, radius, 0.0)
     winner = stacked.argmax(dim=0).gather(1, weakest[:, None]).squeeze(1)
     shown = (attack.isfinite() & points.correct).nonzero().flatten()
+    method = tuple(
+        samples.names.get(names[k], names[k]) if ok else "misclassified"
+        for k, ok in zip(winner.tolist(), points.correct.tolist(), strict=True)
+    )
+    named = {"misclassified": ("misclassified",)} | {
+        samples.names.get(name, name): samples.proven_by.get(name, (name,)) for name in names
+    }
     return Certificate(
         label=points.label,
         correct=points.correct,
         radius=radius,
         radii={name: torch.where(points.correct, value.amin(dim=1), 0.0) for name, value in radii.items()},
         pair_radius=torch.where(points.correct[:, None], pair_radius, 0.0),
-        method=tuple(
-            samples.names.get(names[k], names[k]) if ok else "misclassified"
-            for k, ok in zip(winner.tolist(), points.correct.tolist(), strict=True)
-        ),
+        method=method,
+        proven_by={name: named[name] for name in dict.fromkeys(method)},
         attack_radius=attack,
         witness_index=shown,
         witness_points=witness[shown],

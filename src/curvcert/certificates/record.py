@@ -40,6 +40,7 @@ _PER_SAMPLE = {
     "margin": "<f8",
 }
 _HEADER = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
+_HEADER |= {"made_by", "proven_by"}
 _METHOD_NAME = re.compile("[a-z0-9-]{1,40}")
 
 
@@ -97,7 +98,9 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
         "in_shape": list(saved["witness_points"].shape[1:]),
         "network": evidence.network,
         "names": list(evidence.names),
+        "made_by": [list(names) for names in evidence.made_by],
         "methods": methods,
+        "proven_by": [list(saved["proven_by"][text]) for text in methods],
         "assumes": list(saved["assumes"]),
         "notes": list(saved["notes"]),
     }
@@ -118,16 +121,18 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
     method = tuple(header["methods"][code] for code in tensors.pop("method").tolist())
     names = (header["names"][0], header["names"][1])
+    made_by = (tuple(header["made_by"][0]), tuple(header["made_by"][1]))
     inputs, L, K, K_used = (tensors.pop(name) for name in ("inputs", "L", "K", "K_used"))
     radii = {name.removeprefix(_RADII): tensors.pop(name) for name in list(tensors) if name.startswith(_RADII)}
     return {
         **tensors,
         "radii": radii,
         "method": method,
+        "proven_by": dict(zip(header["methods"], map(tuple, header["proven_by"]), strict=True)),
         "p": float(header["p"]),
         "assumes": tuple(header["assumes"]),
         "notes": tuple(header["notes"]),
-        "evidence": Evidence(header["network"], inputs, L, K, names, K_used, SLACK),
+        "evidence": Evidence(header["network"], inputs, L, K, names, made_by, K_used, SLACK),
     }
 
 
@@ -148,7 +153,13 @@ def _require_header(path: Path | str, header: dict[str, Any]) -> None:
     for name in ("names", "methods", "assumes", "notes"):
         strings = isinstance(header[name], list) and all(isinstance(item, str) for item in header[name])
         _require(path, strings, f"{name} is not a list of strings")
+    for name, words in (("made_by", "names"), ("proven_by", "methods")):
+        listed = isinstance(header[name], list) and all(isinstance(item, list) for item in header[name])
+        listed = listed and all(isinstance(item, str) for each in header[name] for item in each)
+        _require(path, listed, f"{name} is not a list of lists of strings")
+        _require(path, len(header[name]) == len(header[words]), f"{words} and {name} are not of one length")
     _require(path, len(header["names"]) == 2, "it does not name the methods of two tables")
+    _require(path, len(set(header["methods"])) == len(header["methods"]), "a method is listed twice")
     digest = header["network"]
     hexadecimal = isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
     _require(path, hexadecimal and isinstance(header["curvcert"], str), "the network's digest is not a SHA-256")

@@ -9,7 +9,8 @@ With the quotients :math:`c_l` of phi' as seen from the neurons' values at x, tw
 :math:`L_{h_k}` and :math:`L_k` global and :math:`L_k(x)` anchored: write
 :math:`Dh(x_k') Dx_k' - Dh(x_k) Dx_k` as :math:`Dh(x_k') (Dx_k' - Dx_k) + (Dh(x_k') - Dh(x_k)) Dx_k`, or the other way
 round.  Unrolled with the gradient u at x,
-:math:`K(x) \le \sum_k L_k L_k(x) \lambda_{max}(W^T \mathrm{diag}(c \circ |u|) W)`.
+:math:`K(x) \le \sum_k L_k L_k(x) \lambda_{max}(W^T \mathrm{diag}(c \circ |u|) W)`.  What holds everywhere holds from
+x on too: it takes the place of any step or term that is larger.
 """
 
 from dataclasses import dataclass
@@ -76,12 +77,12 @@ def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: lis
         if view is not None and piece.W is not None:
             u = backed.gradients[piece.a]
             sizes = up(np.abs(u) + backed.drift[piece.a][:, None])
-            weights = up(view.c * sizes)
-            total = total + _bilinear(facts, k, weights) * facts.growth.before(k) * before
+            here = _bilinear(facts, k, up(view.c * sizes)) * facts.growth.before(k) * before
+            total = total + np.minimum(up(here, 8), facts.table(facts.terms[k])[label])
         known = [K[source] for source in piece.sources]
         there = min(before, _norm(jacobians.read[k]))
         if piece is not blocks.last:
-            K[piece.output] = _step(facts, k, view, known, before, there)
+            K[piece.output] = min(_step(facts, k, view, known, before, there), facts.curvatures[piece.output])
     found = _last_step(facts, views[-1], stacked_size(known, 2), before, there, label)
     found = np.minimum(found, up(total, 8 * len(blocks.pieces) + 8))
     found[label] = 0.0

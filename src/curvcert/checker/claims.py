@@ -15,6 +15,7 @@ from curvcert.checker.outward import Array
 KIND, VERSION = "curvcert-certificate", 2
 
 _FIELDS = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
+_FIELDS |= {"made_by", "proven_by"}
 _NUMBERS = (
     "radius",
     "attack_radius",
@@ -36,13 +37,13 @@ class Claims:
     network: str
     p: float
     in_shape: tuple[int, ...]
-    names: tuple[str, str]
+    made_by: tuple[frozenset[str], frozenset[str]]
     assumes: tuple[str, ...]
     inputs: NDArray[np.uint8]
     label: NDArray[np.int64]
     correct: NDArray[np.bool_]
     wins: NDArray[np.bool_]
-    method: tuple[str, ...]
+    proven_by: tuple[frozenset[str], ...]
     radius: Array
     radii: dict[str, Array]
     attack_radius: Array
@@ -85,8 +86,10 @@ def read_claims(path: Path | str) -> Claims:
     codes = content.array("method", "<i8", (n,))
     if bool(((codes < 0) | (codes >= len(methods))).any()):
         content.refuse("a method's code has no name")
-    names = _texts(content, "names")
-    if len(names) != 2 or not isinstance(content.header["network"], str):
+    made_by, proven_by = _names(content, "made_by"), _names(content, "proven_by")
+    if len(proven_by) != len(methods):
+        content.refuse("a method has no names, or names have no method")
+    if len(made_by) != 2 or len(_texts(content, "names")) != 2 or not isinstance(content.header["network"], str):
         content.refuse("the names of the constants or the network's digest are missing")
     _texts(content, "notes")
     radii = [name for name in content.arrays if re.fullmatch(_RADII + "[a-z0-9-]{1,40}", name)]
@@ -95,13 +98,13 @@ def read_claims(path: Path | str) -> Claims:
         network=content.header["network"],
         p=p,
         in_shape=in_shape,
-        names=(names[0], names[1]),
+        made_by=(made_by[0], made_by[1]),
         assumes=_texts(content, "assumes"),
         inputs=content.array("inputs", "|u1", (n, 32)),
         label=content.array("label", "<i8", (n,)),
         correct=flags["correct"],
         wins=flags["curvature_wins"],
-        method=tuple(methods[code] for code in codes),
+        proven_by=tuple(proven_by[code] for code in codes),
         pair_radius=content.array("pair_radius", "<f8", (n, classes)),
         L=content.array("L", "<f8", (classes, classes)),
         K=content.array("K", "<f8", (classes, classes)),
@@ -135,6 +138,15 @@ def _texts(content: Content, name: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         content.refuse(f"{name} is not a list of strings")
     return tuple(found)
+
+
+def _names(content: Content, field: str) -> list[frozenset[str]]:
+    found = content.header[field]
+    if not isinstance(found, list) or not all(isinstance(each, list) for each in found):
+        content.refuse(f"{field} is not a list of lists")
+    if not all(isinstance(name, str) for each in found for name in each):
+        content.refuse(f"{field} does not consist of names")
+    return [frozenset(each) for each in found]
 
 
 def _flags(content: Content, name: str, n: int) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ from curvcert.checker.findings import (
     CURVATURE,
     LIPSCHITZ,
     Unproven,
-    family,
     findings_of,
     require,
     require_proof,
@@ -105,7 +104,7 @@ class _Sample:
         """Require nothing to be claimed for a misclassified sample."""
         claims, k = self.claims, self.k
         require(not any(value[k] > 0 for value in claims.radii.values()), "a misclassified sample has a radius")
-        require(claims.method[k] == "misclassified", "a misclassified sample has a method")
+        require(claims.proven_by[k] == {"misclassified"}, "a misclassified sample has a method")
         require(not claims.wins[k], "a misclassified sample has a curvature radius that wins")
 
     @property
@@ -233,14 +232,14 @@ class _Sample:
         """The checker's own K and L for the label."""
         return self.K, self.tables.L[self.label]
 
-    def _tables_of(self, named: set[str]) -> str:
+    def _tables_of(self, named: frozenset[str]) -> str:
         """Return the tables that methods take their constants from."""
         return ("L" if named & LIPSCHITZ else "") + ("K" if named & CURVATURE else "")
 
     @property
-    def _named(self) -> tuple[set[str], bool]:
-        """The names in the sample's method, and whether it has a radius by shells."""
-        return family(self.claims.method[self.k]), not np.isnan(self.claims.radius_by("shell", self.k))
+    def _named(self) -> tuple[frozenset[str], bool]:
+        """The names of the sample's methods, and whether it has a radius by shells."""
+        return self.claims.proven_by[self.k], not np.isnan(self.claims.radius_by("shell", self.k))
 
     def check_method(self) -> None:
         """Require that the named kind of method proves the radius of the weakest classes, not some other kind.

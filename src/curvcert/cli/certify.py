@@ -48,7 +48,7 @@ FILES = {
 }
 """What a certification leaves in its folder, whether or not a report is written."""
 
-RADII = ("lipschitz", "curvature", "anchored", "combined", "shell", "line", "linear")
+RADII = ("lipschitz", "curvature", "anchored", "combined", "shell", "line", "linear", "quadratic")
 COLUMNS = ("radius", *RADII, "attack_radius", "search_radius", "margin")
 
 
@@ -68,8 +68,8 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), lipschitz, line, linear, shell, anchored, product, liplt, lipsdp-recursion, "
-            "compositional, unrolled or crc."
+            help="auto (the best of all), lipschitz, line, linear, quadratic, shell, anchored, product, liplt, "
+            "lipsdp-recursion, compositional, unrolled or crc."
         ),
     ] = "auto",
     box: Annotated[
@@ -255,7 +255,7 @@ def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: 
     >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
     >>> text = table_of_samples(certifier(net, method="liplt")(torch.zeros(1, 2), torch.tensor([1])), [1])
     >>> text.splitlines()[0]
-    'sample,label,predicted,correct,radius,lipschitz,curvature,anchored,combined,shell,line,attack_radius,search_radius,margin,method'
+    'sample,label,predicted,correct,radius,lipschitz,curvature,anchored,combined,shell,line,linear,attack_radius,search_radius,margin,method'
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

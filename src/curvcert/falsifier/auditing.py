@@ -64,8 +64,8 @@ REFUSALS = (
 
 _Answer = TypeVar("_Answer")
 _CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
-_DEAR = ("auto", "shell", "line", "linear")
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line")
+_DEAR = ("auto", "shell", "line", "linear", "quadratic")
+_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
 
 @dataclass(frozen=True)

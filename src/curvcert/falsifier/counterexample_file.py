@@ -65,7 +65,7 @@ def load_counterexample(path: Path | str) -> Counterexample:
         return _example(header, arrays)
     except InvalidFile:
         raise
-    except (CurvcertError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+    except (CurvcertError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise InvalidFile(f"{path} holds no counterexample that makes sense: {error}.") from None
 
 

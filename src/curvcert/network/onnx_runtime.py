@@ -1,5 +1,6 @@
 """A Network from an ONNX file computes what onnxruntime computes, up to rounding in the file's own type."""
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ _SCALES = (0.0, 1e-2, 1.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
 _SLACK = 64.0
 """How many times the rounding that one evaluation in low precision shows another may have: another order of sums."""
 
+_AT_ONCE = 2**24
+"""Numbers in all values of the samples that are evaluated together."""
+
 
 def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
     """Raise unless the network and onnxruntime agree on random inputs, small and large.
@@ -25,16 +29,16 @@ def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
         SoundnessError: the outputs differ by more than rounding explains.
     """
     x = _random_inputs(graph)
-    expected = _outputs(graph, x)
-    values = network.values(x.to(torch.float64))
-    got = values[-1]
+    at_once = max(1, _AT_ONCE // sum(math.prod(node.shape) for node in network.nodes))
+    expected = _outputs(graph, x, at_once)
+    parts = [_evaluated(network, part) for part in x.split(at_once)]
+    got, peak, low = (torch.cat(found) for found in zip(*parts, strict=True))
     if expected.shape != got.shape:
         raise SoundnessError(
             f"onnxruntime returns {tuple(expected.shape)}, the network {tuple(got.shape)}. Please report this file."
         )
     eps = torch.finfo(graph.dtype).eps
-    peak = torch.stack([_peak(value) for value in values]).amax(0)
-    noise = _peak(network.in_dtype(x, torch.float32).to(torch.float64) - got) * (eps / torch.finfo(torch.float32).eps)
+    noise = _peak(low - got) * (eps / torch.finfo(torch.float32).eps)
     # Beyond the range of the file's type nothing can be compared.
     within = (peak < torch.finfo(graph.dtype).max / 2**6) & torch.isfinite(noise)
     excess = _peak(expected - got) - _SLACK * (noise + eps * peak)
@@ -44,6 +48,14 @@ def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
             f"onnxruntime and the network read from the file differ by {gap:.3g} on random inputs (outputs up to "
             f"{float(got.abs().max()):.3g}), more than rounding explains. Please report this file."
         )
+
+
+def _evaluated(network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs, the largest magnitude on the way, and the outputs in float32."""
+    values = network.values(x.to(torch.float64))
+    got, peak = values[-1], torch.stack([_peak(value) for value in values]).amax(0)
+    del values
+    return got, peak, network.in_dtype(x, torch.float32).to(torch.float64)
 
 
 def _random_inputs(graph: Graph) -> Tensor:
@@ -56,11 +68,11 @@ def _random_inputs(graph: Graph) -> Tensor:
     return (noise * scales.reshape(-1, *(1,) * len(graph.input_shape))).to(graph.dtype)
 
 
-def _outputs(graph: Graph, x: Tensor) -> Tensor:
+def _outputs(graph: Graph, x: Tensor, at_once: int) -> Tensor:
     runtime = imported("onnxruntime")
     try:
         session = _session(runtime, graph.serialised)
-        batches = x.split(graph.batch or len(x))
+        batches = x.split(graph.batch or at_once)
         found = [session.run([graph.output_name], {graph.input_name: part.numpy()})[0] for part in batches]
         return torch.cat([torch.from_numpy(part).to(torch.float64) for part in found])
     except Exception as error:

@@ -58,7 +58,10 @@ class _ByAnchored(AbstractStep):
         if bool(undecided.any()):
             samples.K, samples.anchored = _anchored_constants(samples, undecided), True
             samples.add("anchored", by_curvature(samples))
-            samples.add("combined", by_both(samples), f"anchored with {samples.question.constants.names[0]}")
+            tables = samples.question.constants
+            samples.add(
+                "combined", by_both(samples), f"anchored with {tables.names[0]}", ("anchored", *tables.made_by[0])
+            )
 
 
 def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
@@ -66,8 +69,9 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
     K, label = samples.K.clone(), samples.points.label
     for one in label[todo].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
+        terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part]))).value
+            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part])), terms).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
 

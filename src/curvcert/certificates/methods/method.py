@@ -51,7 +51,7 @@ class Samples:
 
     `L` and `K` are the constants in force for every class beside the label, (batch, classes); `anchored` says whether K
     has become that of the samples themselves.  `radii` holds what each way gave every class, inf at the label, NaN
-    where it was not run; `names` what proved it, in words.
+    where it was not run; `names` what proved it, in words, `proven_by` the methods' names.
     """
 
     def __init__(self, question: Question, x: Tensor, points: Pointwise) -> None:
@@ -61,13 +61,17 @@ class Samples:
         self.anchored = False
         self.radii: dict[str, Tensor] = {}
         self.names: dict[str, str] = {}
+        self.proven_by: dict[str, tuple[str, ...]] = {}
 
-    def add(self, way: str, radii: Tensor, name: str = "") -> None:
-        """Note the radii of every class by one way; those that are NaN throughout were not run."""
+    def add(self, way: str, radii: Tensor, name: str = "", proven_by: tuple[str, ...] = ()) -> None:
+        """Note the radii of every class by one way; those that are NaN throughout were not run.
+
+        Without a name, and methods that it stands for, both are the way's.
+        """
         radii = radii.scatter(1, self.points.label[:, None], torch.inf)
         others = torch.ones_like(radii, dtype=torch.bool).scatter(1, self.points.label[:, None], False)
         if not bool(radii[others].isnan().all()):
-            self.radii[way], self.names[way] = radii, name or way
+            self.radii[way], self.names[way], self.proven_by[way] = radii, name or way, proven_by or (way,)
 
     @property
     def none(self) -> Tensor:
