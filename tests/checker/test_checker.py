@@ -365,6 +365,13 @@ def test_a_radius_from_an_unknown_method_cannot_be_checked(loose) -> None:
         assert found.radii_proven == (again, 4)
 
 
+@pytest.mark.parametrize("method", ["linear", "quadratic"])
+def test_radii_by_relaxation_and_by_parabolas_cannot_be_checked(tmp_path, method: str) -> None:
+    """There is no engine for them: they are neither proven nor contradicted, and the verdict does not hold."""
+    found = verdict(saved(tmp_path, n=4, p=float("inf"), method=method))
+    assert set(found.status) == {"cannot check"} and not found.holds
+
+
 def test_what_is_not_reached_is_told_from_what_is_false(loose, genuine) -> None:
     for factor, status in ((1.01, "not reached"), (30.0, "contradicted")):
         found = verdict(loose, certificate=forged(loose.certificate, _raised(factor)))

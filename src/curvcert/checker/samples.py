@@ -86,6 +86,24 @@ class _Sample:
             label is None or label == self.label, f"the certificate is about class {self.label}, the label is {label}"
         )
         require(bool(np.isfinite(self.x).all()), "the input is not finite")
+        require(
+            self.cut is None or _holds(self.cut, self.x), "the input lies outside of the box that the radii are about"
+        )
+
+    @property
+    def cut(self) -> tuple[Array, Array] | None:
+        """The sides of the box that the balls are cut with; None where the radii are about whole balls."""
+        return self.claims.sides(self.k) if self.claims.inside_box else None
+
+    def needed(self, radius: Array | float) -> Array:
+        """Return the radius of a whole ball that is enough for a claim.
+
+        What holds in the ball holds in its cut with the box, and one that reaches the farthest corner holds it all.
+        """
+        if self.cut is None:
+            return np.asarray(radius, np.float64)
+        room = np.maximum(self.x - self.cut[0], self.cut[1] - self.x).reshape(-1)
+        return np.minimum(radius, float(lengths(room[None], self.claims.p, 1)[0]) * (1 + 8 * U))
 
     def check_margin(self) -> None:
         """Require the margin to be no larger than it can be, and the class to be as told."""
@@ -198,11 +216,11 @@ class _Sample:
         for name, constants in by_formula.items():
             radius = self.claims.radius_by(name, self.k)
             if not np.isnan(radius):
-                proven = proven_by_constants(self.point, np.full_like(K, radius), *constants)
+                need = np.full_like(K, self.needed(radius))
+                proven = proven_by_constants(self.point, need, *constants)
                 text = f"the {name} radius {radius:.9g} is more than is proven"
                 tables = {"lipschitz": "L", "anchored-lipschitz": "L", "combined": "KL"}.get(name, "K")
-                engine = self._engine(tables)
-                self._require_radius(np.where(proven, 0.0, radius), text, engine)
+                self._require_radius(np.where(proven, 0.0, need), text, self._engine(tables))
 
     def _engine(self, tables: str) -> bool:
         """Whether the checker has rules as good as those that constants came by: else it cannot tell."""
@@ -214,7 +232,7 @@ class _Sample:
         """Stop unless no class is open up to a radius > 0: by a counterexample within it, or without a proof."""
         if not open_.any():
             return
-        found = misclassified_within(self.facts, self.x.reshape(-1), self.label, open_, self.claims.p)
+        found = misclassified_within(self.facts, self.x.reshape(-1), self.label, open_, self.claims.p, self.cut)
         require(found is None, f"{text}, and class {found} reaches the label within it")
         require_proof(False, text, engine)
 
@@ -231,7 +249,8 @@ class _Sample:
         balls = claims.p == 2 and facts.smooth
         require("misclassified" not in named, "a correct sample is called misclassified")
         require(balls or "line" not in named, "the method is called line, which is one of smooth networks in l2")
-        pair, known = claims.pair_radius[k], named <= LIPSCHITZ | SEEN | CURVATURE | (BALLS if claims.p == 2 else set())
+        pair = self.needed(claims.pair_radius[k])
+        known = named <= LIPSCHITZ | SEEN | CURVATURE | (BALLS if claims.p == 2 else set())
         open_ = np.where(proven_by_constants(point, pair, *self.constants), 0.0, pair)
         if open_.any() and not np.isnan(claims.radius_by("anchored-lipschitz", k)):
             none = np.full_like(pair, np.inf)
@@ -245,7 +264,7 @@ class _Sample:
             except UnsupportedModule:
                 known &= not named & BALLS
         i = int(np.argmax(open_ > 0))
-        text = f"the radius {pair[i]:.9g} of class {i} is more than is proven"
+        text = f"the radius {claims.pair_radius[k][i]:.9g} of class {i} is more than is proven"
         self._require_radius(open_, text, known and self._engine(self._tables_of(named)))
 
     @property
@@ -267,7 +286,7 @@ class _Sample:
 
         Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.
         """
-        (named, shell), pair = self._named, self.claims.pair_radius[self.k]
+        (named, shell), pair = self._named, self.needed(self.claims.pair_radius[self.k])
         tables = self._tables_of(named)
         require_proof(
             bool(tables or named & BALLS), "the method has a name that the checker does not know", engine=False
@@ -278,7 +297,7 @@ class _Sample:
             require(shell, "the method is called shell and there is no shell radius")
             return
         (K, L), none = self.constants, np.full_like(self.K, np.inf)
-        radius = float(self.claims.radius[self.k])
+        radius = float(self.needed(self.claims.radius[self.k]))
         L = self.L_seen if named & SEEN else L
         used = (K if "K" in tables else none), (L if "L" in tables else none)
         proven = proven_by_constants(self.point, np.where(pair <= radius, radius, 0.0), *used)
@@ -311,6 +330,8 @@ class _Sample:
         if witness is None or not np.isfinite(witness).all():
             raise Unproven(CONTRADICTED, "an attack radius has no witness")
         low, high = _length((witness - self.x).reshape(-1), self.claims.p)
+        sides = self.claims.sides(self.k)
+        require(sides is None or _holds(sides, witness), "the witness lies outside of the box")
         near = low <= claimed <= high * (1 + _DISTANCE)
         require(near, f"the witness is at distance {high:.9g}, claimed is {claimed:.9g}")
         outputs = forward(self.facts.model, witness.reshape(-1)).outputs
@@ -319,6 +340,10 @@ class _Sample:
         require(bool((np.delete(gap + doubt, label) > 0).any()), "the witness is classified correctly")
         strictly = bool((np.delete(gap - doubt, label) > 0).any())
         require_proof(strictly, "the witness is a tie within the checker's rounding", engine=False)
+
+
+def _holds(sides: tuple[Array, Array], x: Array) -> bool:
+    return bool(((sides[0] <= x) & (x <= sides[1])).all())
 
 
 def _length(v: Array, p: float) -> tuple[float, float]:

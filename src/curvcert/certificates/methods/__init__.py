@@ -5,6 +5,7 @@ from curvcert.certificates.methods.constants import ByConstants, CurvatureRadius
 from curvcert.certificates.methods.line import LineRadius
 from curvcert.certificates.methods.linear import LinearRadius
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.quadratic import QuadraticRadius
 from curvcert.certificates.methods.shell import ShellRadius
 
 CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
@@ -16,6 +17,7 @@ CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
         ShellRadius(),
         LineRadius(),
         LinearRadius(),
+        QuadraticRadius(),
         *(LipschitzRadius(bound, bound) for bound in ("product", "liplt", "lipsdp-recursion")),
         *(CurvatureRadius(bound, bound) for bound in ("compositional", "unrolled", "crc")),
     )
