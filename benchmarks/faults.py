@@ -377,8 +377,8 @@ CURVATURE_BOUNDS = (
     Fault(
         "two-anchored-factors",
         "bounds/curvature/anchored.py",
-        "total = total + bilinear * step.prefix * step.anchored[:, None]",
-        "total = total + bilinear * step.anchored[:, None] * step.anchored[:, None]",
+        "inflate(bilinear * step.prefix * step.anchored[:, None], gamma(8))",
+        "inflate(bilinear * step.anchored[:, None] * step.anchored[:, None], gamma(8))",
         (CURVATURE, HESSIANS),
         "on_a_grid",
         "An anchored constant stands where only a global one holds.",
@@ -431,8 +431,8 @@ CURVATURE_BOUNDS = (
     Fault(
         "CRC-with-one-sign",
         "bounds/curvature/singla2020.py",
-        "top = torch.maximum(max(high, 0.0) * positive, max(-low, 0.0) * negative).flatten(1).amax(dim=1)",
-        "top = (max(high, 0.0) * positive).flatten(1).amax(dim=1)",
+        "bent = [act.curvature_c * gradients[k].weights(act, side) for side in SIDES[1:]]",
+        "bent = [act.curvature_c * gradients[k].weights(act, side) for side in (SIDES[1], SIDES[1])]",
         ("tests/bounds/curvature/test_singla2020.py",),
         "both_sides",
         "The rival's Hessians have eigenvalues above its own bound.",
@@ -802,8 +802,8 @@ CHECKS = (
     Fault(
         "the-checkers-anchored-constants-for-both-factors",
         "checker/anchored.py",
-        "total = total + _bilinear(facts, k, weights) * facts.growth.before(k) * before",
-        "total = total + _bilinear(facts, k, weights) * before * before",
+        "here = _bilinear(facts, k, up(view.c * sizes)) * facts.growth.before(k) * before",
+        "here = _bilinear(facts, k, up(view.c * sizes)) * before * before",
         (CHECKER, HOSTILE),
         "anchored_constants",
         "The checker proves anchored constants that do not hold.",

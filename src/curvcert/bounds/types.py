@@ -5,6 +5,7 @@ from power iteration or sampling cannot slip into a certificate.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +36,10 @@ class Ball:
 
 Scope = Global | Anchor | Ball
 
+Side = Literal["both", "above", "below"]
+SIDES: tuple[Side, ...] = ("both", "above", "below")
+"""What a curvature bounds of a scalar's second derivative: its norm, its largest eigenvalue, or minus the least."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerTerm:
@@ -55,7 +60,8 @@ class Bound:
     """A proven upper bound, with the norms, the scope and the method that it was proven in.
 
     `method` says in words how, `methods` names the methods that it rests on.  `per_layer` tells where the looseness
-    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why.
+    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why.  A
+    curvature from one `side` says nothing about the other.
 
     >>> Bound(torch.tensor(2.0, dtype=torch.float64), p=2, q=2, method="product")
     Bound(<= 2, l2 -> l2, global, by product)
@@ -70,6 +76,7 @@ class Bound:
     assumes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    side: Side = "both"
 
     def __post_init__(self) -> None:
         if self.method and not self.methods:
@@ -84,7 +91,8 @@ class Bound:
 
     def __repr__(self) -> str:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
-        return f"Bound(<= {_describe(self)}{assumes})"
+        side = "" if self.side == "both" else f", from {self.side}"
+        return f"Bound(<= {_describe(self)}{side}{assumes})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -46,6 +46,9 @@ def bound_command(
             f"for K {', '.join(CURVATURE_METHODS)}."
         ),
     ] = "auto",
+    side: Annotated[
+        str, typer.Option(help="Of K of a pair or logit: both, or above or below alone, its eigenvalues in l2.")
+    ] = "both",
     at: Annotated[
         str | None,
         typer.Option(metavar="DATA", help="Bounds as seen from samples of this data: digits, a .npz file, ..."),
@@ -84,7 +87,9 @@ def bound_command(
         curvcert bound runs/digits/model.safetensors --at digits --radius 8/255 --pair 3,5 --json
     """
     output = Output(json, quiet)
-    wanted = _quantities(only, method)
+    if side != "both" and only == "lipschitz":
+        raise InvalidInput(f"--side {side} is about curvature: leave out --only lipschitz.")
+    wanted = _quantities(only if side == "both" else "curvature", method)
     if radius is not None and at is None:
         raise InvalidInput("--radius is about balls: add their centres, such as --at digits.")
     inputs = None if at is None else load_inputs(at, split, data_folder, samples)
@@ -103,7 +108,10 @@ def bound_command(
         "logit": logit,
     }
     with output.working(f"bounding the {' and the '.join(wanted)} constant"):
-        found = [_answer(name, network, arguments, alone=len(wanted) == 1) for name in wanted]
+        found = [
+            _answer(name, network, arguments | ({"side": side} if name == "curvature" else {}), alone=len(wanted) == 1)
+            for name in wanted
+        ]
     pairs = list(combinations(range(network.outputs), 2)) if arguments["pair"] == "all" else None
     resting = dict.fromkeys(line for one in found if one.bound is not None for line in one.bound.assumes)
     output.show(_summary(found, model), *(t for one in found for t in one.tables(pairs)), *assumed(list(resting)))
@@ -141,6 +149,8 @@ class Answer:
             "q": self.bound.q,
             "scope": type(self.bound.scope).__name__.lower(),
             "method": self.bound.method,
+            "methods": self.bound.methods,
+            "side": self.bound.side,
             "skipped": self.bound.skipped,
             "assumes": self.bound.assumes,
             "per_layer": layers,
@@ -213,6 +223,7 @@ def _summary(found: list[Answer], model: str) -> Table:
             table.add_row(one.name, "none", "", "", one.reason)
         else:
             norms, scope = f"l{one.bound.p:g} -> l{one.bound.q:g}", type(one.bound.scope).__name__.lower()
+            scope += "" if one.bound.side == "both" else f", from {one.bound.side}"
             table.add_row(f"{one.letter} ({one.name})", _up(one.largest), norms, scope, one.bound.method)
     return table
 

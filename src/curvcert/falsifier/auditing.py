@@ -26,7 +26,7 @@ from torch import Tensor
 from curvcert.bounds.curvature import CURVATURE_METHODS, curvature
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.bounds.lipschitz.problem import Pair, make_problem
-from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope
+from curvcert.bounds.types import SIDES, Anchor, Ball, Bound, Global, Scope, Side
 from curvcert.certificates import certify
 from curvcert.errors import (
     CurvcertError,
@@ -294,7 +294,9 @@ class _Session:
         r = torch.tensor([0.0 if k == 0 else 10 ** pick.uniform(-2.5, 0.5) for k in range(len(x))], dtype=torch.float64)
         kinds: tuple[BoundKind, ...] = ("lipschitz", "curvature") if _is_smooth(network) else ("lipschitz",)
         for kind in kinds:
-            asked = _Asked(network, kind, p, q, pair, logit, self.refusals)
+            scalar = pair is not None or logit is not None or network.outputs == 1
+            side = pick.choice(SIDES) if kind == "curvature" and scalar else "both"
+            asked = _Asked(network, kind, p, q, pair, logit, side, self.refusals)
             everywhere = asked.all_methods(None, None)
             yield from self._attacked(asked, Global(), everywhere, {})
             yield from self._attacked(asked, Anchor(x), everywhere, {"at": x})
@@ -337,11 +339,13 @@ class _Session:
             effort.ascents,
             effort.steps,
             pick.getrandbits(30),
+            asked.side,
         )
         searches = search.run()
         yield Audit(0, findings=Findings(searches={each.name: len(each.ascended.value) for each in searches}))
         for method, bound in bounds.items():
-            label = f"{asked.kind} {method}, {type(scope).__name__.lower()}, l{asked.p:g}"
+            from_side = "" if asked.side == "both" else f" from {asked.side}"
+            label = f"{asked.kind}{from_side} {method}, {type(scope).__name__.lower()}, l{asked.p:g}"
             found = search.compare(bound.value, searches, f"{label} -> l{asked.q:g}, {self.name}")
             yield Audit(0, findings=found, cells={label: found.total})
 
@@ -394,13 +398,14 @@ class _Asked:
     q: float
     pair: Pair
     logit: int | None
+    side: Side
     refusals: Counter[str]
 
     def all_methods(
         self, at: Tensor | None, radius: Tensor | None = None, only_of_scope: bool = False
     ) -> dict[str, Bound]:
         """Return the bounds of every method that applies; on request only of those that use the scope."""
-        problem = make_problem(self.network, self.p, self.q, at, radius, self.pair, self.logit)
+        problem = make_problem(self.network, self.p, self.q, at, radius, self.pair, self.logit, self.side)
         methods = LIPSCHITZ_METHODS if self.kind == "lipschitz" else CURVATURE_METHODS
         names = [name for name, method in methods.items() if method.reason_to_skip(problem) is None]
         if only_of_scope:
@@ -409,7 +414,7 @@ class _Asked:
 
     def bounds(self, names: list[str], at: Tensor | None = None, radius: Tensor | None = None) -> dict[str, Bound]:
         """Return the bounds by these methods, but for those that are refused."""
-        ask = lipschitz if self.kind == "lipschitz" else curvature
+        ask: Callable[..., Bound] = lipschitz if self.kind == "lipschitz" else partial(curvature, side=self.side)
         asked = (
             (name, partial(ask, self.network, self.p, self.q, name, at, radius, self.pair, self.logit))
             for name in names

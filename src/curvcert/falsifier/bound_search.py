@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Pair, make_problem
-from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope
+from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope, Side
 from curvcert.errors import InvalidInput
 from curvcert.falsifier.ascent import Ascended, Rows, column, within
 from curvcert.falsifier.counterexample import Counterexample, ScopeName, replay, scaled_into_dual_ball
@@ -73,7 +73,7 @@ class BoundSearch:
     """What to climb: slopes or curvature of a network in p -> q, for a target, over a scope.
 
     `ascents` is how many there are, at least, of every sort, spread over samples and target; a sample and row of the
-    target has one at least.
+    target has one at least.  `side` is that of a curvature.
     """
 
     network: Network
@@ -85,6 +85,7 @@ class BoundSearch:
     ascents: int = 48
     steps: int = 10
     seed: int = 0
+    side: Side = "both"
 
     def run(self) -> tuple[Search, ...]:
         """Climb whatever the scope calls for."""
@@ -92,10 +93,11 @@ class BoundSearch:
             if isinstance(self.scope, Anchor):
                 return (self._search("rise", climb_rises(self._free_rows(), self.steps)),)
             return (self._search("slope", climb_slopes(self._point_rows(), self.steps)),)
-        at_points = self._search("hessian", climb_hessians(self._point_rows(), self.steps))
+        above = self.side != "both"
+        at_points = self._search("hessian", climb_hessians(self._point_rows(), self.steps, above))
         if isinstance(self.scope, Ball):
             return (at_points,)
-        changes = climb_jacobian_changes(self._free_rows(), isinstance(self.scope, Anchor), self.steps)
+        changes = climb_jacobian_changes(self._free_rows(), isinstance(self.scope, Anchor), self.steps, above)
         return at_points, self._search("jacobian change", changes)
 
     def _search(self, name: str, ascended: Ascended) -> Search:
@@ -146,7 +148,8 @@ class BoundSearch:
         return torch.Generator().manual_seed(self.seed)
 
     def _rows(self, start: Tensor, centre: Tensor, radius: Tensor, target: Tensor) -> Rows:
-        device, u = self.network.device, self.target.covectors[target]
+        # From below f is what -f is from above.
+        device, u = self.network.device, self.target.covectors[target] * (-1 if self.side == "below" else 1)
         start, centre, radius = start.to(device), centre.to(device), radius.to(device)
         return Rows(self.network, self.p, self.q, start, centre, radius, u, self.target.free, self.seed)
 
@@ -178,7 +181,7 @@ class BoundSearch:
         radius = float(scope.r[search.sample[row]]) if isinstance(scope, Ball) else 0.0
         names: dict[type, ScopeName] = {Global: "global", Anchor: "anchor", Ball: "ball"}
         example = Counterexample(
-            kind=self.kind,
+            kind=self.kind if self.side == "both" else "bend",
             source=source,
             network=self.network,
             x=x,
@@ -256,7 +259,7 @@ def falsify_bound(
             "they were when the bound was computed."
         )
     p, q = validate_p(bound.p), validate_p(bound.q, "q")
-    search = BoundSearch(network, kind, p, q, target, bound.scope, ascents, steps, seed)
+    search = BoundSearch(network, kind, p, q, target, bound.scope, ascents, steps, seed, bound.side)
     if kind == "curvature":
         network.require_smooth()
     searches = search.run()

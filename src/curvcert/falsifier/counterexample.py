@@ -1,9 +1,10 @@
 r"""A claim and the points that refute it; and how to tell, with rounding accounted for, whether they do.
 
-Four kinds of claims, with u a functional of the outputs:
+Five kinds of claims, with u a functional of the outputs:
 
 - lipschitz: :math:`|u \cdot (f(y) - f(x))| \le L \|y - x\|_p`;
 - curvature: :math:`\|u \cdot (Df(y) - Df(x))\|_{p^*} \le K \|y - x\|_p`;
+- bend: :math:`u \cdot (Df(y) - Df(x)) (y - x) \le K \|y - x\|_p^2`, a curvature from above; from below u is -u;
 - radius: within r of x, in the p-norm, no rival reaches the label, or none inside a box;
 - witness: y, at a distance of at most r from x, and inside the box if there is one, is not classified as the label.
 
@@ -27,8 +28,8 @@ from curvcert.network.evaluation import evaluate_with_error
 from curvcert.norms import conjugate, vector_norm
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
-Kind = Literal["lipschitz", "curvature", "radius", "witness"]
-KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "radius", "witness")
+Kind = Literal["lipschitz", "curvature", "bend", "radius", "witness"]
+KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "bend", "radius", "witness")
 ScopeName = Literal["global", "anchor", "ball"]
 SCOPES: tuple[ScopeName, ...] = ("global", "anchor", "ball")
 
@@ -39,7 +40,7 @@ class Counterexample:
     """A claim about a network, and two points that are said to refute it.
 
     Attributes:
-        kind: "lipschitz", "curvature", "radius" or "witness".
+        kind: "lipschitz", "curvature", "bend", "radius" or "witness".
         source: who claimed it: the method, the scope, the activation.
         network: the network.
         x: the first point; for a certificate the sample.
@@ -123,6 +124,8 @@ def replay(example: Counterexample) -> Replay:
             return _of_quotient(example, _rise_lower_bound(example))
         case "curvature":
             return _of_quotient(example, _change_lower_bound(example))
+        case "bend":
+            return _of_quotient(example, _bend_lower_bound(example))
         case "radius":
             return _of_radius(example)
         case "witness":
@@ -156,14 +159,29 @@ def _rise_lower_bound(example: Counterexample) -> Tensor:
     return _quotient_below(rise - inflate((size * error.sum(dim=0)).sum() + rounding, gamma(len(size) + 8)), example)
 
 
-def _change_lower_bound(example: Counterexample) -> Tensor:
+def _gradients(example: Counterexample) -> tuple[Tensor, Tensor]:
+    """Return the gradients of u . f at both points, a row each, and how far they are off in the dual norm, together."""
     network = example.network.read_out(example.covector[None])
     problem = Problem(network, example.p, example.p, Global(), scalars=True)
     evaluation = evaluate_with_error(network, torch.stack([example.x, example.y]), problem.norms)
     covectors = carry_gradients(problem, carry_point(problem, evaluation))
     if covectors is None:
         raise InvalidInput("A curvature claim needs a network with derivatives; this one has a max-pooling.")
-    g, drift, dual = covectors[0].value.flatten(1), covectors[0].drift.sum(), conjugate(example.p)
+    return covectors[0].value.flatten(1), covectors[0].drift.sum()
+
+
+def _bend_lower_bound(example: Counterexample) -> Tensor:
+    g, drift = _gradients(example)
+    step, change = (example.y - example.x).flatten(), g[1] - g[0]
+    rounding = gamma(len(step) + 8) * (step.abs() * (g.abs().sum(dim=0))).sum()
+    distance = _distance(example.x, example.y, example.p)
+    along = (change * step).sum() - inflate(drift * distance + rounding, gamma(len(step) + 8))
+    return torch.where(distance > 0, _quotient_below(along.clamp(min=0.0), example) / distance, 0.0)
+
+
+def _change_lower_bound(example: Counterexample) -> Tensor:
+    g, drift = _gradients(example)
+    dual = conjugate(example.p)
     change = vector_norm(g[1] - g[0], dual) * (1 - gamma(2 * g.shape[1] + 64))
     size = norm_upper_bound_of_vectors(g, dual, 1).sum()
     return _quotient_below(change - inflate(drift + 2 * UNIT_ROUNDOFF * size, gamma(8)), example)

@@ -17,8 +17,10 @@ _POLISH = 2
 """Rounds at the end in which only the directions are refined."""
 
 
-def climb_hessians(rows: Rows, steps: int = 10) -> Ascended:
+def climb_hessians(rows: Rows, steps: int = 10, above: bool = False) -> Ascended:
     """Climb the second derivative at a point, within the balls; a ball of radius 0 is a point.
+
+    With `above` the form is taken at one direction, v = d, with its sign: from below none is found.
 
     >>> from curvcert.falsifier.random_networks import single_neuron
     >>> from curvcert.activations import TANH
@@ -31,8 +33,8 @@ def climb_hessians(rows: Rows, steps: int = 10) -> Ascended:
     v = d = rows.directions(2)
     scale = torch.where(rows.radius.isfinite(), rows.radius, 1 + x.flatten(1).abs().amax(dim=1))
     for k in range(steps + _POLISH):
-        value, u, v, d, climb = _refined(rows, x, u, v, d)
-        best = best.improved(value, x, d, u)
+        value, u, v, d, climb = _refined_above(rows, x, u, d) if above else _refined(rows, x, u, v, d)
+        best = best.improved(value, x, v if above else d, u)
         if k < steps:
             step = stepped(climb, rows.directions(60 + k), scale * 0.4 * 0.8**k)
             x = rows.project(x + step.reshape(x.shape))
@@ -57,6 +59,21 @@ def _refined(rows: Rows, x: Tensor, u: Tensor, v: Tensor, d: Tensor) -> tuple[Te
     return value, known(steepest_direction(image, conjugate(rows.q)), u.detach()), v, d, climb
 
 
+def _refined_above(rows: Rows, x: Tensor, u: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the form at d, and a better d: by power iteration on the form with a multiple of the identity added."""
+    x = x.detach().requires_grad_()
+    for _ in range(2):
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad((rows.network(x).flatten(1) * u).sum(), x, create_graph=True)
+            hd = _product((g.flatten(1) * d).sum(), x)
+            form = (hd * d).sum(dim=1)
+            climb = derivative(form.sum(), x)
+        image, here = hd.detach(), d
+        shift = vector_norm(image, 2, dim=1) / vector_norm(d, 2, dim=1).clamp(min=TINY)
+        d = known(steepest_direction(image + shift[:, None] * d, rows.p), d)
+    return form.detach(), u, here, d, climb
+
+
 def _product(value: Tensor, x: Tensor) -> Tensor:
     """Return a gradient that can be differentiated again, flattened; zeros where there is none."""
     zero = torch.zeros_like(x).flatten(1).detach()
@@ -66,8 +83,10 @@ def _product(value: Tensor, x: Tensor) -> Tensor:
     return zero if found is None else found.flatten(1)
 
 
-def climb_jacobian_changes(rows: Rows, anchored: bool, steps: int = 10) -> Ascended:
+def climb_jacobian_changes(rows: Rows, anchored: bool, steps: int = 10, above: bool = False) -> Ascended:
     """Climb the change of the Jacobian between two points over their distance; the first is fixed if anchored.
+
+    With `above` it is the rise of the slope along the step between them that is climbed.
 
     >>> from curvcert.falsifier.random_networks import single_neuron
     >>> from curvcert.activations import TANH
@@ -82,10 +101,11 @@ def climb_jacobian_changes(rows: Rows, anchored: bool, steps: int = 10) -> Ascen
         for k in range(steps):
             x, y, u = (z.detach().requires_grad_() for z in (x, y, u))
             change = _gradient(rows, y, u) - _gradient(rows, x, u)
-            v = known(steepest_direction(change.detach(), rows.p), v)
+            distance = vector_norm((y - x).flatten(1), rows.p, dim=1)
+            along = (y - x).flatten(1) / distance[:, None].clamp(min=TINY)
+            v = along if above else known(steepest_direction(change.detach(), rows.p), v)
             rise = (change * v).sum(dim=1)
             image = derivative(rise.sum(), u)
-            distance = vector_norm((y - x).flatten(1), rows.p, dim=1)
             value = vector_norm(image, rows.q, dim=1) if rows.free else rise.detach()
             counted = torch.where(distance < _NEAREST, 0.0, value / distance.clamp(min=TINY)).detach()
             chosen = known(steepest_direction(image, conjugate(rows.q)), u.detach()) if rows.free else u.detach()

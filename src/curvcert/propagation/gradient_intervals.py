@@ -16,6 +16,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from curvcert.activations import Activation
+from curvcert.bounds.types import Side
 from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.network.sweeps import AbstractBackward
 from curvcert.operators import AbstractLinearMap
@@ -36,6 +38,24 @@ class Interval:
     def largest(self) -> Tensor:
         """The largest absolute value of each entry."""
         return torch.maximum(self.lower.abs(), self.upper.abs())
+
+    def weights(self, activation: Activation, side: Side) -> Tensor:
+        r"""Bound :math:`\max(u \phi'', 0) / c` over the interval and all :math:`\phi''`, c the largest of these.
+
+        From below that is :math:`\max(-u \phi'', 0) / c`; for both sides :math:`|u|`, which neither exceeds.
+        """
+        c = activation.curvature_c
+        if side == "both" or c == 0:
+            return self.largest
+        low, high = (torch.full_like(self.lower[:1], q / c) for q in activation.curvature or (-c, c))
+        return torch.minimum(self.bent(low, high, side), self.largest)
+
+    def bent(self, low: Tensor, high: Tensor, side: Side) -> Tensor:
+        """Bound max(u q, 0) over the interval and all q between low and high; from below max(-u q, 0), or |u q|."""
+        corners = torch.stack([q * end for q in (low, high) for end in (self.lower, self.upper)])
+        above, below = corners.amax(dim=0), -corners.amin(dim=0)
+        top = torch.maximum(above, below) if side == "both" else above if side == "above" else below
+        return inflate(top.clamp(min=0.0), 4 * torch.finfo(torch.float64).eps)
 
     def within(self, cap: Tensor) -> "Interval":
         """Return the part where no entry exceeds the cap."""

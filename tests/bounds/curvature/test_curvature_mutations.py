@@ -69,7 +69,7 @@ def test_the_bounds_are_tight_here(name) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_curvature_constant_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, name) -> None:
-    scaled = {"anchored": "anchored_constants", "local": "ball_curvatures", "crc": "crc_eigenvalue_bounds"}
+    scaled = {"anchored": "anchored_constants", "local": "curvature_range_over", "crc": "crc_eigenvalue_bounds"}
     if name in scaled:
         module = import_module(f"curvcert.bounds.curvature.{'singla2020' if name == 'crc' else name}")
         honest = getattr(module, scaled[name])

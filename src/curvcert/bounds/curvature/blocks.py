@@ -10,11 +10,14 @@ from curvcert.bounds.curvature.block_hadamard import block_curvature_hadamard
 from curvcert.bounds.curvature.block_product import block_curvature_product
 from curvcert.bounds.curvature.block_sdp import block_curvature_sdp
 from curvcert.bounds.curvature.block_vectorised import block_curvature_vectorised
+from curvcert.bounds.types import Side
 from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Block
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.rows import basis_vectors
+from curvcert.propagation.gradient_intervals import Interval
+from curvcert.rounding import UNIT_ROUNDOFF, inflate
 
 BlockBound = Callable[[Block, float, float, AbstractNorms[R]], Tensor]
 
@@ -83,10 +86,16 @@ def scalar_block_curvatures(block: Block, p: float, norms: AbstractNorms[R]) -> 
     return block.activation.curvature_c * scalar_block_forms(block, p, norms)
 
 
-def scalar_block_forms(block: Block, p: float, norms: AbstractNorms[R]) -> Tensor:
-    r"""Bound :math:`\sup \sum_l |g_l| |W_l a| |W_l b|` over the p-ball for each row g of G: the same without c."""
+def scalar_block_forms(block: Block, p: float, norms: AbstractNorms[R], side: Side = "both") -> Tensor:
+    r"""Bound :math:`\sup \sum_l |g_l| |W_l a| |W_l b|` over the p-ball for each row g of G: the same without c.
+
+    From one side :math:`\max(\pm g_l \phi'', 0) / c` stands for :math:`|g_l|`, and a = b.
+    """
     rows = block.G.adjoint(basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
-    return norms.bilinear(block.W, outward_size(block, rows), p)
+    if side == "both":
+        return norms.bilinear(block.W, outward_size(block, rows), p)
+    error = inflate(outward_size(block, rows) - rows.abs(), 0.0) + 2 * UNIT_ROUNDOFF * rows.abs()
+    return norms.bilinear(block.W, Interval(rows - error, rows + error).weights(block.activation, side), p)
 
 
 def outward_size(block: Block, rows: Tensor) -> Tensor:

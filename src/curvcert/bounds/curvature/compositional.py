@@ -9,10 +9,12 @@ pair the read-out is folded into the last block, instead of a factor :math:`2^{1
 
 Reference: Entesari et al. (ICML 2024), theorem `prop:recursiveJacobianLipschitz` and Algorithm 1.  Erratum:
 the paper has p*-operator norms where p-operator norms belong, which is unsound for p > 2.  Where every
-block is 1-Lipschitz the recursion is the sum of the blocks' constants, the paper's shortcut.
+block is 1-Lipschitz the recursion is the sum of the blocks' constants, the paper's shortcut.  What is asked from one
+side alone is so of the last block: what is inside may bend either way.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed, stacked_size
-from curvcert.bounds.types import Global, LayerTerm
+from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
@@ -35,7 +37,8 @@ def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds:
     found, per_layer = _recursion(problem, norms, block_bounds)
     method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
     value = problem.shaped(found[problem.network.units[-1].output])
-    return norms.result(value, problem.p, problem.q, Global(), method, tuple(per_layer), problem.network.assumes)
+    bound = norms.result(value, problem.p, problem.q, Global(), method, tuple(per_layer), problem.network.assumes)
+    return replace(bound, side=problem.side) if isinstance(bound, Bound) else bound
 
 
 def curvature_of_values(problem: Problem) -> dict[int, Tensor]:
@@ -78,7 +81,7 @@ def last_block_forms(block: Block, problem: Problem, norms: AbstractNorms[R]) ->
     """Return `scalar_block_forms` of the last block; those in the problem's own norms are computed once."""
     if norms is not problem.norms:
         return scalar_block_forms(block, problem.p, norms)
-    return problem.once("last block", lambda: [scalar_block_forms(block, problem.p, norms)])[0]
+    return problem.once("last block", lambda: [scalar_block_forms(block, problem.p, norms, problem.side)])[0]
 
 
 def block_lipschitz(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:

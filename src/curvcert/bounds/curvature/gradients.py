@@ -47,14 +47,19 @@ Constant = Callable[[AbstractBlock, Problem, AbstractNorms[R], bool], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class GradientBound:
-    """Bounds on the gradient with respect to one unit's activations: its dual norm, and each |entry|.
+    """Bounds on the gradient with respect to one unit's activations: its dual norm, and every entry.
 
     `behind` bounds the dual norm of the gradient with respect to the output of a residual block that is not the last.
     """
 
     size: Tensor
-    entries: Tensor
+    interval: Interval
     behind: Tensor | None = None
+
+    @property
+    def entries(self) -> Tensor:
+        """The largest absolute value of each entry."""
+        return self.interval.largest
 
 
 def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Tensor]:
@@ -72,7 +77,7 @@ def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Grad
     domain = GradientIntervals(sizes.of_nodes(), capped, lambda A: norms.row_norms(A.T, problem.p))
     intervals = domain.sweep(network.nodes, Interval(eye, eye))
     return {
-        unit.hidden: GradientBound(sizes.activations[unit.hidden], intervals[unit.hidden].largest, sizes.behind(unit))
+        unit.hidden: GradientBound(sizes.activations[unit.hidden], intervals[unit.hidden], sizes.behind(unit))
         for unit in network.units
         if unit.hidden is not None
     }

@@ -15,7 +15,7 @@ from curvcert.bounds.curvature.unrolled import unrolled_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
-from curvcert.bounds.types import Anchor, Ball, Bound
+from curvcert.bounds.types import Anchor, Ball, Bound, Side
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
@@ -87,10 +87,13 @@ class AnchoredCurvature(AbstractCurvatureMethod):
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        bound = anchored_curvature_bound(problem)
-        if reason_to_skip_crc(problem) is not None:
-            return bound
-        return replace(bound, value=torch.minimum(bound.value, crc_bound(problem).value))
+        # Of differences of gradients from x on neither side says more than both do: the global constants may.
+        both = problem if problem.side == "both" else replace(problem, side="both")
+        bound = anchored_curvature_bound(both)
+        everywhere = [crc_bound(problem)] if reason_to_skip_crc(problem) is None else []
+        everywhere += [] if both is problem else [unrolled_bound(problem), compositional_bound(problem, problem.norms)]
+        value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
+        return replace(bound, value=value, side=problem.side)
 
 
 @final
@@ -125,6 +128,7 @@ def curvature(
     radius: float | Tensor | None = None,
     pair: Pair = None,
     logit: int | None = None,
+    side: Side = "both",
 ) -> Bound:
     r"""Bound the Lipschitz constant of a network's Jacobian: :math:`\|Df(x) - Df(y)\|_{p \to q} \le K \|x - y\|_p`.
 
@@ -142,6 +146,8 @@ def curvature(
         pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
             `itertools.combinations`.
         logit: i for the scalar f_i.
+        side: of a scalar, "above" bounds :math:`(\nabla f(x) - \nabla f(y)) \cdot (x - y) \le K \|x - y\|_p^2`, in l2
+            the largest eigenvalue of its second derivative; "below" does so of -f; "both" is all of the above.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -151,7 +157,7 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    return curvature_of(make_problem(network, p, q, at, radius, pair, logit), method)
+    return curvature_of(make_problem(network, p, q, at, radius, pair, logit, side), method)
 
 
 def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:

@@ -2,10 +2,12 @@ r"""The rival: curvature bounds and certificates of Singla and Feizi (ICML 2020)
 
 For a scalar output of a feed-forward network in l2,
 
-.. math:: \|\nabla^2 f\|_2 \le c \sum_k r_k^2 \max_l S_{kl}, \qquad r_k = \|W_k\| \prod_{j<k} b\|W_j\|,
+.. math:: \lambda_{max}(\nabla^2 f) \le \sum_k r_{k-1}^2\, \lambda_{max}(W_k^T \mathrm{diag}(S_k) W_k), \qquad
+          r_k = \prod_{j \le k} b\|W_j\|,
 
-with b the largest slope and :math:`S_m = |v|`, :math:`S_k = b |W_{k+1}|^T S_{k+1}` entrywise bounds on the gradient.
-With one hidden layer the two sides are bounded apart, by eigenvalues.  The certificate solves
+with b the largest slope and :math:`S_{kl} = \max(u_{kl} \phi'', 0)` over an interval of the gradient u, carried back
+through the layers by interval arithmetic; the least eigenvalue likewise.  Their paper has
+:math:`\max_l S_{kl} \|W_k\|^2` in place of the eigenvalues, their released code these.  The certificate solves
 
 .. math:: \max_{0 \le \eta < 1/M} \min_x \tfrac12 \|x - x_0\|^2 - \eta f(x),
 
@@ -15,22 +17,23 @@ half the squared distance to the boundary: so an unfinished search only costs ra
 Reference: Singla and Feizi, "Second-Order Provable Defenses against Adversarial Attacks", ICML 2020.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import Bound, Global, LayerTerm
+from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
 from curvcert.errors import InvalidInput, UnsupportedBlock
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
+from curvcert.operators.magnitudes import image_error
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
+from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
 _EIGEN_SIZE = 4096
@@ -53,8 +56,10 @@ def reason_to_skip_crc(problem: Problem) -> str | None:
 def crc_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs as Singla and Feizi do."""
     lower, upper, per_layer = crc_eigenvalue_bounds(problem)
-    value = problem.shaped(torch.maximum(-lower, upper))
-    return problem.norms.result(value, 2, problem.q, Global(), "crc", per_layer, problem.network.assumes)
+    sides = {"both": torch.maximum(-lower, upper), "above": upper, "below": -lower}
+    value = problem.shaped(sides[problem.side])
+    bound = problem.norms.result(value, 2, problem.q, Global(), "crc", per_layer, problem.network.assumes)
+    return replace(bound, side=problem.side)
 
 
 def crc_eigenvalue_bounds(problem: Problem) -> tuple[Tensor, Tensor, tuple[LayerTerm, ...]]:
@@ -66,42 +71,43 @@ def crc_eigenvalue_bounds(problem: Problem) -> tuple[Tensor, Tensor, tuple[Layer
     if len(blocks) == 1:
         return _one_hidden_layer(blocks[0], problem)
     norms, r = problem.norms, torch.ones((), dtype=torch.float64, device=problem.network.device)
-    sizes = _gradient_entries(blocks)
+    gradients = _gradients(problem)
     lower = upper = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
     per_layer, before = [], None
     for k, block in enumerate(blocks):
-        r = r * norms.spectral(block.W if before is None else block.W @ before)
-        low, high = block.activation.curvature or (0.0, 0.0)
-        if k == len(blocks) - 1:
-            v, error = _read_out_rows(block.G)
-            positive, negative = (v + error).clamp(min=0.0), (error - v).clamp(min=0.0)
-            top = torch.maximum(max(high, 0.0) * positive, max(-low, 0.0) * negative).flatten(1).amax(dim=1)
-            bottom = torch.maximum(max(-low, 0.0) * positive, max(high, 0.0) * negative).flatten(1).amax(dim=1)
-        else:
-            top = bottom = block.activation.curvature_c * sizes[k].flatten(1).amax(dim=1)
-        lower, upper = lower - inflate(bottom * r * r, gamma(8)), upper + inflate(top * r * r, gamma(8))
-        per_layer.append(LayerTerm(block.name, "term", torch.maximum(top, bottom) * r * r, "crc"))
-        alpha, beta = block.activation.slope
-        r, before = max(abs(alpha), abs(beta)) * r, block.G
+        link = block.W if before is None else block.W @ before
+        size, act = norms.spectral(link), block.activation
+        bent = [act.curvature_c * gradients[k].weights(act, side) for side in SIDES[1:]]
+        top, bottom = (
+            _least_form(link, inflate(weights, 4 * UNIT_ROUNDOFF), size, problem) * r * r for weights in bent
+        )
+        lower, upper = lower - inflate(bottom, gamma(8)), upper + inflate(top, gamma(8))
+        per_layer.append(LayerTerm(block.name, "term", torch.maximum(top, bottom), "crc"))
+        r, before = max(map(abs, act.slope)) * r * size, block.G
     slack = gamma(64)
     return lower * (1 + slack), upper * (1 + slack), tuple(per_layer)
+
+
+def _least_form(W: AbstractLinearMap, weights: Tensor, size: Tensor, problem: Problem) -> Tensor:
+    """Bound the largest eigenvalue of W' diag(w) W for each row of weights: by the largest of them, and by itself."""
+    by_largest = inflate(weights.flatten(1).amax(dim=1) * size * size, gamma(4))
+    return torch.minimum(by_largest, problem.norms.bilinear(W, weights, 2))
+
+
+def _gradients(problem: Problem) -> list[Interval]:
+    """Return intervals of the gradients with respect to every block's activations, by nothing but interval sums."""
+    network = problem.network
+    eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
+    eye = eye.reshape(network.outputs, *network.out_shape)
+    found = GradientIntervals({}, (), lambda A: problem.norms.row_norms(A.T, 2)).sweep(
+        network.nodes, Interval(eye, eye)
+    )
+    return [found[unit.hidden] for unit in network.units if unit.hidden is not None]
 
 
 def _read_out_rows(G: AbstractLinearMap) -> tuple[Tensor, Tensor]:
     basis = basis_vectors(G.out_shape, 0, G.out_size, G)
     return G.adjoint(basis), image_error(G.T, basis)
-
-
-def _gradient_entries(blocks: list[Block]) -> list[Tensor]:
-    """Return entrywise bounds on the gradient with respect to every block's activations."""
-    v, error = _read_out_rows(blocks[-1].G)
-    sizes = [inflate(v.abs() + error, 0.0)]
-    for block, before in zip(reversed(blocks[1:]), reversed(blocks[:-1]), strict=True):
-        alpha, beta = block.activation.slope
-        link = magnitude(block.W @ before.G)
-        pulled = link.adjoint(max(abs(alpha), abs(beta)) * sizes[-1])
-        sizes.append(inflate(pulled, gamma(rounding_length(block.W @ before.G) + 4)))
-    return list(reversed(sizes))
 
 
 def _one_hidden_layer(block: Block, problem: Problem) -> tuple[Tensor, Tensor, tuple[LayerTerm, ...]]:

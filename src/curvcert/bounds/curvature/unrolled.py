@@ -13,13 +13,15 @@ most the least of
 1/r = (1 - 2/p)+, and on chains at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
 :math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  A block A (x - W' D phi(Wx + b)) of a network with skips has
-its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  For feed-forward
+its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  From one side
+:math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, takes the place of :math:`c \bar u_{kl}`.
+For feed-forward
 networks with G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does
 not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,8 +39,9 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
 )
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import stacked_size
-from curvcert.bounds.types import Bound, Global, LayerTerm
+from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
 from curvcert.network import Block
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.operators import AbstractLinearMap, Identity
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
@@ -58,14 +61,30 @@ CANDIDATES = (
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs by a sum over layers."""
     problem.network.require_smooth()
-    per_layer = tuple(unrolled_terms(problem).values())
-    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    for term in per_layer:
-        total = total + term.value
-    total = inflate(total, gamma(2 * len(per_layer) + 8))
-    return problem.norms.result(
+    per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
+    if problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
+        # In l2 the norm of a second derivative is the larger of its two sides.
+        sides = [_total(replace(problem, side=side)) for side in SIDES[1:]]
+        total = torch.minimum(total, torch.maximum(*sides))
+    bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
+    return replace(bound, side=problem.side)
+
+
+def bends_unevenly(problem: Problem) -> bool:
+    """Whether an activation bends further to one side than to the other: only then a side alone says more."""
+    nodes = [node for node in problem.network.nodes if isinstance(node, ElementwiseNode)]
+    ranges = [node.activation.curvature or (0.0, 0.0) for node in nodes]
+    return any(abs(low + high) > 1e-6 * max(-low, high) for low, high in ranges)
+
+
+def _total(problem: Problem) -> Tensor:
+    terms = unrolled_terms(problem).values()
+    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
+    for term in terms:
+        total = total + term.value
+    return inflate(total, gamma(2 * len(terms) + 8))
 
 
 def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
@@ -88,10 +107,11 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
             L = torch.minimum(L, inflate(metric.metric.norm.sqrt(), 0.0))
-        candidates = _plain_terms(block, gradient, L, problem, unit is units[-1])
-        candidates |= _terms_of_pre_activations(gradient, prefixes.before(unit.hidden), problem)
+        weights = gradient.interval.weights(block.activation, problem.side)
+        candidates = _plain_terms(block, gradient.size, weights, L, problem, unit is units[-1])
+        candidates |= _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         if metric is not None:
-            candidates |= _metric_terms(metric.W, gradient, metric.metric, problem)
+            candidates |= _metric_terms(metric.W, gradient.size, weights, metric.metric, problem)
         candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
@@ -126,20 +146,22 @@ def _metrics(problem: Problem) -> dict[int, _Prefix]:
     return found
 
 
-def _plain_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem, last: bool) -> dict[str, Tensor]:
+def _plain_terms(
+    block: Block, size: Tensor, weights: Tensor, L: Tensor, problem: Problem, last: bool
+) -> dict[str, Tensor]:
     """Return the terms by the gradient's size and by its entries, which for the last block are those of G itself."""
     norms, p, W = problem.norms, problem.p, block.W
     omega = norms.norm(W, p, p) * norms.norm(W, p, torch.inf)
     if p == 2:
         omega = torch.minimum(omega, norms.hadamard(W))
-    form = last_block_forms(block, problem, norms) if last else norms.bilinear(W, gradient.entries, p)
+    form = last_block_forms(block, problem, norms) if last else norms.bilinear(W, weights, p)
     return {
-        "gradient norm": inflate(gradient.size * omega * L * L, gamma(8)),
+        "gradient norm": inflate(size * omega * L * L, gamma(8)),
         "gradient entries": inflate(form * L * L, gamma(8)),
     }
 
 
-def _terms_of_pre_activations(gradient: GradientBound, Z: Tensor, problem: Problem) -> dict[str, Tensor]:
+def _terms_of_pre_activations(size: Tensor, weights: Tensor, Z: Tensor, problem: Problem) -> dict[str, Tensor]:
     r"""Return the terms by the constant of the pre-activations themselves, :math:`\|J_k\| \le Z_k`.
 
     .. math::
@@ -148,8 +170,7 @@ def _terms_of_pre_activations(gradient: GradientBound, Z: Tensor, problem: Probl
     by Hoelder, and :math:`\|\bar u\|_r \le \|\bar u\|_{p^*}` since :math:`r \ge p^*`.
     """
     r = math.inf if problem.p <= 2 else 1 / (1 - 2 / problem.p)
-    entries = norm_upper_bound_of_vectors(gradient.entries.flatten(1), r, 1)
-    size = torch.minimum(entries, gradient.size)
+    size = torch.minimum(norm_upper_bound_of_vectors(weights.flatten(1), r, 1), size)
     return {"gradient, pre-activations": inflate(size * Z * Z, gamma(8))}
 
 
@@ -161,7 +182,9 @@ def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem
     return {} if form is None else {CANDIDATES[-1]: inflate(gradient.behind * form * L * L, gamma(8))}
 
 
-def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric, problem: Problem) -> dict[str, Tensor]:
+def _metric_terms(
+    W: AbstractLinearMap, size: Tensor, weights: Tensor, metric: Metric, problem: Problem
+) -> dict[str, Tensor]:
     """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one.
 
     None where the matrices would not fit the memory budget: W itself, S, and what a Cholesky factorisation takes.
@@ -169,8 +192,8 @@ def _metric_terms(W: AbstractLinearMap, gradient: GradientBound, metric: Metric,
     if metric.matrix is None or not has_room(W, problem.norms):
         return {}
     S, error = congruence(W, metric, problem.norms)
-    terms = {"gradient norm, lipsdp": inflate(gradient.size * root_of_product(S, error, S, error), gamma(8))}
+    terms = {"gradient norm, lipsdp": inflate(size * root_of_product(S, error, S, error), gamma(8))}
     if W.out_size <= GRAM_SIZE:
-        roots = inflate(gradient.entries.flatten(1).sqrt(), 4 * UNIT_ROUNDOFF)
+        roots = inflate(weights.flatten(1).sqrt(), 4 * UNIT_ROUNDOFF)
         terms["gradient entries, lipsdp"] = congruent_eigenvalues(S, error, roots)
     return terms

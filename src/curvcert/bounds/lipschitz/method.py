@@ -46,7 +46,8 @@ def chosen(method: str | M, known: Mapping[str, M], kind: type) -> M | None:
 
 
 def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
-    """Run one method and check its result; a global bound serves every sample of a narrower scope.
+    """Run one method and check its result; a global bound serves every sample of a narrower scope, one from both sides
+    either of them.
 
     Values are raised to `floor`: a product below the smallest float would round to 0, which is no upper bound.  A
     network in which that could happen on the way is refused.
@@ -58,7 +59,8 @@ def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
     bound = method.bound(problem)
     _require_what_was_asked(bound, problem)
     value = bound.value.clamp(min=floor)
-    return replace(bound, value=problem.over_samples(value) if isinstance(bound.scope, Global) else value)
+    value = problem.over_samples(value) if isinstance(bound.scope, Global) else value
+    return replace(bound, value=value, side=problem.side)
 
 
 def _require_what_was_asked(bound: object, problem: Problem) -> None:
@@ -68,6 +70,8 @@ def _require_what_was_asked(bound: object, problem: Problem) -> None:
         raise SoundnessError(
             f"The method bounded l{bound.p:g} -> l{bound.q:g}, asked for was l{problem.p:g} -> l{problem.q:g}."
         )
+    if bound.side not in ("both", problem.side):
+        raise SoundnessError(f"The method's bound holds from {bound.side}, asked for was {problem.side}.")
     if not isinstance(bound.scope, Global) and bound.scope is not problem.scope:
         raise SoundnessError(
             f"The method's bound holds for {type(bound.scope).__name__}, asked for was "

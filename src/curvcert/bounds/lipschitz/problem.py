@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from curvcert.bounds.types import Anchor, Ball, Global, Scope
+from curvcert.bounds.types import SIDES, Anchor, Ball, Global, Scope, Side
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.norms import conjugate, validate_p
@@ -23,7 +23,8 @@ T = TypeVar("T")
 class Problem:
     """A network whose outputs are bounded as one vector (p -> q), or each as a scalar of its own.
 
-    `squeeze` drops the dimension of the scalars: one logit, or one pair.
+    `squeeze` drops the dimension of the scalars: one logit, or one pair.  `side` is the one from which curvatures of
+    scalars are bounded.
     """
 
     network: Network
@@ -33,6 +34,7 @@ class Problem:
     scalars: bool = False
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
+    side: Side = "both"
     _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
@@ -91,6 +93,7 @@ def make_problem(
     radius: float | Tensor | None,
     pair: Pair,
     logit: int | None,
+    side: Side = "both",
 ) -> Problem:
     """Validate the arguments of `lipschitz` and `curvature` and read the network out."""
     if not isinstance(network, Network):
@@ -101,6 +104,23 @@ def make_problem(
         raise InvalidInput(
             "This network is over parameters in training, for estimates only. Bound a copy: curvcert.trace(model, x)."
         )
+    if side not in SIDES:
+        raise InvalidInput(f"side is one of {', '.join(SIDES)}, got {side!r}.")
+    if side != "both" and pair is None and logit is None and network.outputs > 1:
+        raise InvalidInput(f"A curvature from {side} is that of a scalar. Pass pair=(i, j), pair='all' or logit=i.")
+    question = _question(network, p, q, at, radius, pair, logit)
+    return replace(question, side=side)
+
+
+def _question(
+    network: Network,
+    p: float,
+    q: float | None,
+    at: Tensor | None,
+    radius: float | Tensor | None,
+    pair: Pair,
+    logit: int | None,
+) -> Problem:
     p = validate_p(p)
     q = p if q is None else validate_p(q, "q")
     scope = _scope(network, at, radius)
