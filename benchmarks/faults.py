@@ -682,8 +682,8 @@ CERTIFICATES = (
     Fault(
         "constants-of-another-class",
         "certificates/methods/method.py",
-        "self.L, self.K = question.constants.L[points.label], question.constants.K[points.label]",
-        "self.L, self.K = question.constants.L[0 * points.label], question.constants.K[0 * points.label]",
+        "(table[points.label] for table in (tables.L, tables.above, tables.above.T))",
+        "(table[0 * points.label] for table in (tables.L, tables.above, tables.above.T))",
         ("tests/certificates/test_certification.py",),
         "interval_closes or best and 2.0",
         "A sample's radii rest on the constants of pairs that it is not in.",

@@ -283,7 +283,7 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | N
     samples = Samples(question, x, points, box if request.inside_box else None)
     for step in request.plan:
         step.run(samples)
-    K = torch.where(samples.K.isnan(), torch.inf, samples.K)
+    K = torch.where(samples.below.isnan(), torch.inf, samples.below)
     attack, witness = attack_witnesses(question.network, x, points, K, question.p, box)
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
     certificate = _assembled(request, samples, attack, witness)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
-from curvcert.bounds.curvature.unrolled import unrolled_terms
+from curvcert.bounds.curvature.unrolled import bends_unevenly, unrolled_terms
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
@@ -26,12 +26,16 @@ _RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstanc
 class PairConstants:
     """Global constants of f_i - f_j, as (classes, classes) tables; NaN where that order was not asked for.
 
+    K bounds the whole second derivative; `above[y, i]` its largest eigenvalue for f_i - f_y, which is all that radii
+    ask for, and `above[i, y]` minus the least, all that an attack does.  They differ where activations bend unevenly.
+
     `names` say in words how each table was made, `made_by` names the methods.  `terms` are what each activation, by its
     number, adds to K at most, where that is known; see `unrolled_terms`.
     """
 
     L: Tensor
     K: Tensor
+    above: Tensor
     names: tuple[str, str]
     made_by: tuple[tuple[str, ...], tuple[str, ...]]
     notes: tuple[str, ...]
@@ -53,7 +57,7 @@ class Tables:
 def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairConstants:
     """Compute tables of constants; `pairs` are all pairs of the network's classes."""
     L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
-    L_name = K_name = ""
+    above, L_name, K_name = K, "", ""
     L_methods: tuple[str, ...] = ()
     K_methods: tuple[str, ...] = ()
     notes: list[str] = []
@@ -65,13 +69,25 @@ def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairCo
         try:
             bound = curvature_of(pairs, tables.K)
             K, K_name, K_methods = pair_table(bound.value, network), bound.method, bound.methods
+            above = _above(network, pairs, tables.K, K)
             if tables.K == "auto":
                 terms = {a: pair_table(term.value, network) for a, term in unrolled_terms(pairs).items()}
         except (UnsupportedActivation, UnsupportedModule) as error:
             if tables.required:
                 raise
             notes.append(f"curvature skipped: {error}")
-    return PairConstants(L, K, (L_name, K_name), (L_methods, K_methods), tuple(notes), terms)
+    return PairConstants(L, K, above, (L_name, K_name), (L_methods, K_methods), tuple(notes), terms)
+
+
+def _above(network: Network, pairs: Problem, method: str, K: Tensor) -> Tensor:
+    """Return the table of curvatures of f_i - f_y from above, a row for each y; never above K itself."""
+    if not bends_unevenly(pairs):
+        return K
+    i, j = (torch.tensor(side, device=K.device) for side in zip(*combinations(range(network.outputs), 2), strict=True))
+    above = K.clone()
+    above[j, i] = curvature_of(replace(pairs, side="above"), method).value
+    above[i, j] = curvature_of(replace(pairs, side="below"), method).value
+    return torch.minimum(above, K)
 
 
 def pair_deviations(pairs: Problem) -> Tensor:

@@ -13,7 +13,7 @@ The other way is by composition, :math:`K_{k+1} = \omega_k L_k^2 + L_{h_k} K_k`.
 
 import numpy as np
 
-from curvcert.checker.gradients import gradient_entries, last_slopes
+from curvcert.checker.gradients import gradient_entries, last_slopes, weights
 from curvcert.checker.growth import Growth, stacked_size
 from curvcert.checker.lipschitz import Linear, Metric, congruent, contraction_weights
 from curvcert.checker.outward import (
@@ -52,9 +52,14 @@ def _root_of_product(B: Array, B_error: float, C: Array, C_error: float) -> floa
 
 
 def unrolled(
-    blocks: Blocks, growth: Growth, layers: list[Metric] | None, sizes: list[Array], values: dict[int, Array]
+    blocks: Blocks,
+    growth: Growth,
+    layers: list[Metric] | None,
+    sizes: list[Array],
+    values: dict[int, Array],
+    side: str = "both",
 ) -> list[Array]:
-    """Return what each block adds to the curvature of all f_i - f_j at most."""
+    """Return what each block adds to the curvature of all f_i - f_j at most, from above, below or both sides."""
     entries, found = gradient_entries(blocks, sizes), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
     previous: Piece | None = None
     for k, (piece, part) in enumerate(zip(blocks.pieces, growth.parts, strict=True)):
@@ -65,14 +70,14 @@ def unrolled(
             L = min(L, raised(float(np.sqrt(metric.scale))))
         square = raised(L * L)
         omega = min(hadamard(piece.W), raised(part.W * float(row_lengths(piece.W, 2).max())))
-        best = np.minimum(sizes[k] * omega * square, square * _by_entries(piece.W, entries[k]))
-        best = up(best, 8) * piece.act.c
+        weighed = weights(piece, entries[k], side)
+        best = up(np.minimum(sizes[k] * omega * square * piece.act.c, square * _by_entries(piece.W, weighed)), 8)
         if piece is not blocks.last:
             best = np.minimum(best, values[piece.output] * _block_curvature(piece, part) * square)
         if metric is not None and metric.matrix is not None:
             W = times(piece.W, None if previous is None else previous.G)
             assert W is not None
-            best = np.minimum(best, piece.act.c * _by_metric(W, metric, sizes[k], entries[k]))
+            best = np.minimum(best, _by_metric(W, metric, up(piece.act.c * sizes[k]), weighed))
         found[k] = best
         previous = piece
     return found
@@ -119,12 +124,16 @@ def inside(blocks: Blocks, growth: Growth) -> dict[int, float]:
     return found
 
 
-def compositional(blocks: Blocks, growth: Growth, found: dict[int, float]) -> Array:
-    """Return curvature constants of all f_i - f_j by composing the blocks' constants, given those `inside`."""
+def compositional(blocks: Blocks, growth: Growth, found: dict[int, float], side: str = "both") -> Array:
+    """Return curvature constants of all f_i - f_j by composing the blocks' constants, given those `inside`.
+
+    From one side alone it is the last block that bends less.
+    """
     _, outer, _ = read_outs(blocks, None)
     last, omega = blocks.last, np.zeros(len(outer.value))
     if last.act is not None and last.W is not None:
-        omega = last.act.c * _by_entries(last.W, outer.size)
+        spread = up(outer.size - np.abs(outer.value) + 2 * U * outer.size)
+        omega = _by_entries(last.W, weights(last, (outer.value - spread, outer.value + spread), side))
     K = stacked_size([found[source] for source in last.sources], 2)
     return up(omega * growth.before(len(growth.parts) - 1) ** 2 + last_slopes(blocks, growth.parts[-1]) * K, 16)
 
@@ -183,7 +192,7 @@ def _scaled_vectorised(piece: Piece, outer: tuple[Array, float], inner: tuple[Ar
     return raised(root * width)
 
 
-def one_hidden_layer(blocks: Blocks) -> Array | None:
+def one_hidden_layer(blocks: Blocks, side: str = "both") -> Array | None:
     r"""Bound a network with one layer by the eigenvalues of :math:`W^T \mathrm{diag}(P) W`, P the signed extremes."""
     piece = blocks.pieces[0]
     if len(blocks.pieces) > 1 or piece.act is None or piece.W is None or piece.H is not None:
@@ -195,9 +204,5 @@ def one_hidden_layer(blocks: Blocks) -> Array | None:
     slack = 8 * U * np.abs(corners).max(axis=0)
     top = np.maximum(corners.max(axis=0) + slack, 0.0)
     bottom = np.maximum(slack - corners.min(axis=0), 0.0)
-    return np.array(
-        [
-            max(weighted_eigenvalue(piece.W, t), weighted_eigenvalue(piece.W, b))
-            for t, b in zip(top, bottom, strict=True)
-        ]
-    )
+    kept = {"above": [top], "below": [bottom], "both": [top, bottom]}[side]
+    return np.array([max(weighted_eigenvalue(piece.W, one) for one in each) for each in zip(*kept, strict=True)])

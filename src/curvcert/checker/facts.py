@@ -96,10 +96,33 @@ class Facts:
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = up(np.sum(self.terms, axis=0), 8 * len(self.terms) + 16)
-        found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures))
-        single = curvature.one_hidden_layer(self.blocks)
-        return self.table(found if single is None else np.minimum(found, single))
+        found = self.table(self._from(self.terms, "both"))
+        return np.minimum(found, np.maximum(self.K_above, self.K_above.T)) if self._uneven else found
+
+    @property
+    def _uneven(self) -> bool:
+        """Whether an activation bends further to one side than to the other."""
+        ranges = [node.act.second.range for node in self.model.activated.values()]
+        return any(abs(low + high) > 1e-6 * max(-low, high) for low, high in ranges)
+
+    @cached_property
+    def K_above(self) -> Array:
+        """What bounds the largest eigenvalue of the second derivative of f_i - f_y in l2, a row for each y."""
+        if not self._uneven:
+            return self.K
+        parts = (self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
+        above, below = (self._from(curvature.unrolled(*parts, side), side) for side in ("above", "below"))
+        n = self.model.classes
+        table, (i, j) = np.zeros((n, n)), np.triu_indices(n, 1)
+        table[j, i], table[i, j] = above, below
+        return table
+
+    def _from(self, terms: list[Array], side: str) -> Array:
+        """Return the least of a sum of terms and of the other bounds from that side, one value a pair."""
+        found = up(np.sum(terms, axis=0), 8 * len(terms) + 16)
+        found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures, side))
+        single = curvature.one_hidden_layer(self.blocks, side)
+        return found if single is None else np.minimum(found, single)
 
     @cached_property
     def terms(self) -> list[Array]:

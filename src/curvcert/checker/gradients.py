@@ -9,7 +9,7 @@ import numpy as np
 from curvcert.checker.growth import Growth, Target
 from curvcert.checker.lipschitz import Linear, functional_steps
 from curvcert.checker.outward import Array, Enclosed, U, beside, gamma, lengths, product, row_lengths, times, up
-from curvcert.checker.pieces import Blocks, read_outs
+from curvcert.checker.pieces import Blocks, Piece, read_outs
 
 
 def last_slopes(blocks: Blocks, part: Linear) -> Array:
@@ -109,21 +109,38 @@ def _onwards(
     return candidates
 
 
-def gradient_entries(blocks: Blocks, sizes: list[Array]) -> list[Array]:
-    """Bound every entry of the gradients with respect to activations, by intervals through the transposed maps."""
+Interval = tuple[Array, Array]
+"""The lowest and the highest that entries can be."""
+
+
+def weights(piece: Piece, entries: Interval, side: str) -> Array:
+    r"""Bound :math:`\max(u \phi'', 0)` for all u between and all :math:`\phi''`; from below of -u, or of both."""
+    assert piece.act is not None
+    low, high = piece.act.second.range
+    corners = np.array([end * q for end in entries for q in (low, high)])
+    slack = 8 * U * np.abs(corners).max(axis=0)
+    above, below = corners.max(axis=0) + slack, slack - corners.min(axis=0)
+    both = np.maximum(np.abs(entries[0]), np.abs(entries[1])) * piece.act.c
+    one = above if side == "above" else below if side == "below" else both
+    found: Array = np.maximum(up(np.minimum(one, both)), 0.0)
+    return found
+
+
+def gradient_entries(blocks: Blocks, sizes: list[Array]) -> list[Interval]:
+    """Enclose every entry of the gradients with respect to activations, by intervals through the transposed maps."""
     rows, _, _ = read_outs(blocks, None)
     ends = {blocks.last.output: (rows.value, rows.value)}
-    found = []
+    found: list[Interval] = []
     for piece, size in zip(reversed(blocks.pieces), reversed(sizes), strict=True):
         low, high = ends[piece.output]
         if piece.act is None or piece.W is None:
             assert piece.H is not None
             below = _pulled(piece.H, low, high)
-            found.append(np.zeros((len(size), 0)))
+            found.append((np.zeros((len(size), 0)), np.zeros((len(size), 0))))
         else:
             inner = (low, high) if piece.G is None else _pulled(piece.G, low, high)
             inner = np.maximum(inner[0], -size[:, None]), np.minimum(inner[1], size[:, None])
-            found.append(np.maximum(np.abs(inner[0]), np.abs(inner[1])))
+            found.append(inner)
             corners = np.array([slope * end for slope in piece.act.slope for end in inner])
             slack = 4 * U * np.abs(corners).max(axis=0)
             below = _pulled(piece.W, corners.min(axis=0) - slack, corners.max(axis=0) + slack)

@@ -139,7 +139,7 @@ def _holds(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int]
 
 def _holds_in(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int], zone: Zone) -> bool:
     """Tell whether a pair is negative in a zone: by the global constant, or by a ball if without curvature it is."""
-    seen, K = _seen(facts, x.values[0].value, direction, pair, zone.at), float(facts.K[pair])
+    seen, K = _seen(facts, x.values[0].value, direction, pair, zone.at), float(facts.K_above[pair])
     if seen.negative(zone, K):
         return True
     if not seen.negative(zone, 0.0):

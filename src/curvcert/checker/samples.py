@@ -161,7 +161,7 @@ class _Sample:
         if np.isnan(claimed[others]).any() or not self.facts.smooth or self.claims.p != 2:
             return none
         try:
-            own: Array = self.facts.K[self.label]
+            own: Array = self.facts.K_above[self.label]
             if too_small(claimed, own)[others].any() and self.point.backed is not None:
                 views = views_of(self.facts, self.point.passed)
                 found = anchored_curvatures(self.facts, self.point.passed, self.point.backed, views, self.label)

@@ -68,7 +68,9 @@ class _ByAnchored(AbstractStep):
     def run(self, samples: Samples) -> None:
         undecided = samples.undecided
         if bool(undecided.any()):
-            samples.K, samples.anchored = _anchored_constants(samples, undecided), True
+            found = _anchored_constants(samples, undecided)
+            samples.K, samples.below = torch.minimum(samples.K, found), torch.minimum(samples.below, found)
+            samples.anchored = True
             samples.add("anchored", by_curvature(samples))
             tables = samples.question.constants
             samples.add(
@@ -134,14 +136,14 @@ def _anchored_radii(samples: Samples, index: Tensor, found: Tensor) -> None:
 
 
 def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
-    """Return the constants with anchored ones where they are smaller; one label at a time, for its pairs."""
-    K, label = samples.K.clone(), samples.points.label
+    """Return anchored constants, one label at a time, for its pairs; inf where there are none."""
+    K, label = torch.full_like(samples.K, torch.inf), samples.points.label
     for one in label[todo].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
         terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
             bound = anchored_curvature_bound(problem.over(Anchor(samples.x[part])), terms).value
-            K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
+            K[part[:, None], others] = bound
     return K
 
 

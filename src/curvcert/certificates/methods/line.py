@@ -62,7 +62,7 @@ class _ByLine(AbstractStep):
         index = samples.open_.nonzero().flatten()
         if len(index):
             limit = points.margin / points.gradient_norm.clamp(min=1e-300)
-            K = question.constants.K[points.label]
+            K = question.constants.above[points.label]
             query = LineQuery(samples.x, points.label, points.gradient, limit, K, known).part(index)
             found[index] = line_radii(self.line, query, question.epsilons, self.layers)
         if not question.alone:

@@ -53,8 +53,9 @@ class Question:
 class Samples:
     """A batch, and what is known of it so far.
 
-    `L` and `K` are the constants in force for every class beside the label, (batch, classes); `anchored` says whether K
-    has become that of the samples themselves.  `radii` holds what each way gave every class, inf at the label, NaN
+    `L` and `K` are the constants in force for every class beside the label, (batch, classes), K from above and `below`
+    from below; `anchored` says whether both have become those of the samples themselves.  `radii`
+    holds what each way gave every class, inf at the label, NaN
     where it was not run; `names` what proved it, in words, `proven_by` the methods' names.  `box` is what the balls are
     cut with, None for whole balls: what holds in a ball holds in its cut, and a radius beyond the farthest corner is
     infinite.
@@ -66,7 +67,8 @@ class Samples:
         away = torch.full_like(points.margin[:, 0], torch.inf) if box is None else box.farthest(x, question.p)
         # A little beyond the corner, for a checker with a rounding of its own.
         self.farthest = inflate(away, _CHECKERS_ROOM)
-        self.L, self.K = question.constants.L[points.label], question.constants.K[points.label]
+        tables = question.constants
+        self.L, self.K, self.below = (table[points.label] for table in (tables.L, tables.above, tables.above.T))
         self.anchored = False
         self.radii: dict[str, Tensor] = {}
         self.names: dict[str, str] = {}
