@@ -14,7 +14,8 @@ from curvcert.network import Network, trace
 from curvcert.network.builder import start
 from curvcert.norms import vector_norm
 from curvcert.operators import Dense
-from tests.graph_families import GRAPHS, IDS
+from tests.graph_families import GRAPHS
+from tests.sampling import crossed
 
 F64 = torch.float64
 NORMS = [1.0, 2.0, 3.0, math.inf]
@@ -29,8 +30,7 @@ def _in_ball(x: torch.Tensor, r: torch.Tensor, p: float, count: int, seed: int) 
     return x + d * r[:, None] * torch.rand(count, len(x), 1, dtype=F64, generator=g) ** 0.1
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
+@pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, NORMS))
 def test_outputs_of_every_graph_stay_within_their_bounds(graph, p: float):
     net, g = graph.network(1), torch.Generator().manual_seed(1)
     x = torch.randn(5, 4, dtype=F64, generator=g)
