@@ -128,8 +128,18 @@ class Facts:
             return found
         return np.minimum(found, lipschitz.lipsdp_constants(self.blocks, self.metrics[-1]))
 
+    def parts_in(self, p: float) -> list[Linear]:
+        """Return the blocks about their middle slopes, with norms p -> p."""
+        if p not in self._parts:
+            self._parts[p] = [lipschitz.linearised(piece, p) for piece in self.blocks.pieces]
+        return self._parts[p]
+
+    @cached_property
+    def _parts(self) -> dict[float, list[Linear]]:
+        return {}
+
     def _growth(self, p: float) -> Growth:
-        return Growth(self.blocks, [lipschitz.linearised(piece, p) for piece in self.blocks.pieces], p)
+        return Growth(self.blocks, self.parts_in(p), p)
 
     def table(self, values: Array) -> Array:
         """Return one value a pair as a symmetric table with zeros on its diagonal."""

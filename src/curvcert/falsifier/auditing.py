@@ -40,9 +40,10 @@ from curvcert.errors import (
     UnsupportedOperator,
 )
 from curvcert.falsifier.bound_search import BoundKind, BoundSearch, Target
+from curvcert.falsifier.draws import Draw
 from curvcert.falsifier.findings import Findings
 from curvcert.falsifier.radii import falsify
-from curvcert.falsifier.random_networks import Draw, RandomNetwork, random_network
+from curvcert.falsifier.random_networks import RandomNetwork, random_network
 from curvcert.network import Network
 
 NETWORKS = 20

@@ -1,7 +1,7 @@
 """Radii by curvature constants with the sample fixed, which replace global ones where they are smaller."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -71,7 +71,7 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
         problem, others = _pairs_with(samples.question, one)
         terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part])), terms).value
+            bound = anchored_curvature_bound(problem.over(Anchor(samples.x[part])), terms).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
 
