@@ -56,7 +56,7 @@ def test_nothing_is_found_against_us(small) -> None:
 def test_the_audit_goes_over_the_table(small) -> None:
     assert small.networks == 10 and len(small.families) >= 5 and len(small.families.keys() & GRAPHS.keys()) >= 4
     assert len(small.activations) >= 8
-    assert small.findings.checks.keys() == {"lipschitz", "curvature", "radius", "witness"}
+    assert small.findings.checks.keys() == {"lipschitz", "curvature", "radius", "witness", "output"}
     cells = " | ".join(small.cells)
     for method in (*LIPSCHITZ_METHODS, *CURVATURE_METHODS, "auto"):
         assert f" {method}," in cells, method
