@@ -93,7 +93,7 @@ class _Hunt:
         size = max(1, _ELEMENTS // (self.restarts * self.asked.x[0].numel()))
         index = torch.arange(len(claims.sample), device=claims.sample.device)
         found = [self._attacked(claims.part(part)) for part in index.split(size)]
-        return together(found) + Findings({"output": len(index)}, {"attacked output": len(index)})
+        return together(found) + Findings({"output": len(index)}, {"output": len(index)})
 
     def _attacked(self, claims: _Claims) -> Findings:
         value, where, start = self._climbed(claims)
