@@ -65,7 +65,10 @@ REFUSALS = (
 """The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
 
 _Answer = TypeVar("_Answer")
-_CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
+_CHEAP = (
+    *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
+    *("compositional", "unrolled", "crc", "anchored"),
+)
 _DEAR = ("auto", "shell", "line", "linear", "quadratic")
 _CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
