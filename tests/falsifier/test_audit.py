@@ -220,7 +220,8 @@ def test_the_command_reports_counts(small) -> None:
     counts = json.loads(result.stdout)
     assert counts["networks"] == 1 and counts["violations"] == 0 and counts["files"] == []
     table = counts_table(small)
-    assert "0 violations" in str(table.title) and table.row_count == len(small.findings.checks) + len(small.findings.searches)
+    found = small.findings
+    assert "0 violations" in str(table.title) and table.row_count == len(found.checks) + len(found.searches)
     assert small.refused_networks == 0 and not small.refusals
 
 
