@@ -128,16 +128,14 @@ def _steepest_bend(activation: Activation, z: Tensor, reach: Tensor) -> Tensor:
 
 def _through_affine(layer: nn.Module, y: Tensor, t: Tensor) -> Tensor:
     """Return the image of a tangent under an affine layer, whose output has the shape of y."""
-    match layer:
-        case nn.Linear():
-            return F.linear(t, layer.weight)
-        case UnitRowLinear():
-            return F.linear(t, layer.effective())
-        case nn.Conv2d():
-            return layer._conv_forward(t, layer.weight, None)
-        case Normalise():
-            return t / layer.std.reshape(-1, *(1,) * (t.dim() - 2))
-        case PadChannels() | ScaledAveragePool2d():
-            return layer(t)
-        case _:
-            return t.reshape(y.shape)
+    if isinstance(layer, nn.Linear):
+        return F.linear(t, layer.weight)
+    if isinstance(layer, UnitRowLinear):
+        return F.linear(t, layer.effective())
+    if isinstance(layer, nn.Conv2d):
+        return layer._conv_forward(t, layer.weight, None)
+    if isinstance(layer, Normalise):
+        return t / layer.std.reshape(-1, *(1,) * (t.dim() - 2))
+    if isinstance(layer, PadChannels | ScaledAveragePool2d):
+        return layer.forward(t)
+    return t.reshape(y.shape)

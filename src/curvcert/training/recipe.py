@@ -132,9 +132,9 @@ class Recipe:
         Fields that only some recipes need are told in those, so that other models keep the digests they always had.
         """
         table = asdict(self) | {"epsilons": list(self.epsilons)}
-        unused = () if self.mirror else ("mirror",)
+        unused = set() if self.mirror else {"mirror"}
         if self.certificate != "quadratic":
-            unused += ("global_scale", "local_scale")
+            unused |= {"global_scale", "local_scale"}
         return {name: value for name, value in table.items() if name not in unused}
 
 
