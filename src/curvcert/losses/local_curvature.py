@@ -133,7 +133,8 @@ def _through_affine(layer: nn.Module, y: Tensor, t: Tensor) -> Tensor:
     if isinstance(layer, UnitRowLinear):
         return F.linear(t, layer.effective())
     if isinstance(layer, nn.Conv2d):
-        return layer._conv_forward(t, layer.weight, None)
+        image: Tensor = layer._conv_forward(t, layer.weight, None)
+        return image
     if isinstance(layer, Normalise):
         return t / layer.std.reshape(-1, *(1,) * (t.dim() - 2))
     if isinstance(layer, PadChannels | ScaledAveragePool2d):
