@@ -185,7 +185,10 @@ FORGERIES = {
     "no digest": (lambda header, arrays: header.update(network="abc"), "SHA-256"),
     "extra field": (lambda header, arrays: header.update(more=1), "header fields"),
     "missing field": (lambda header, arrays: header.pop("names"), "header fields"),
-    "names": (lambda header, arrays: header.update(names=["a"]), "two tables"),
+    "names": (lambda header, arrays: header.update(names=["a"], made_by=[["a"]]), "two tables"),
+    "made by": (lambda header, arrays: header.update(made_by=["a", "b"]), "list of lists"),
+    "made by too few": (lambda header, arrays: header["made_by"].pop(), "not of one length"),
+    "proven by": (lambda header, arrays: header["proven_by"].append(["liplt"]), "not of one length"),
     "notes": (lambda header, arrays: header.update(notes=[1]), "list of strings"),
 }
 

@@ -17,6 +17,7 @@ norms in place of p*-operator norms.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from curvcert.activations import anchored_curvature_range, second_derivative_range
 from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
-from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.curvature.compositional import block_lipschitz, curvature_of_values
+from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.anchored import anchored_constants_of_values
 from curvcert.bounds.lipschitz.drift import Reached, activation_gradients, carry_ball, carry_gradients
 from curvcert.bounds.lipschitz.liplt import value_constants
@@ -45,13 +47,20 @@ _BATCHED_GRAM = 128
 """Largest layer with one eigenvalue problem a sample and output."""
 
 
-def anchored_curvature_bound(problem: Problem) -> Bound:
-    """Bound the anchored curvature at a batch of points."""
+def anchored_curvature_bound(problem: Problem, terms: Mapping[int, Tensor] | None = None) -> Bound:
+    """Bound the anchored curvature at a batch of points, and nothing by more than its global constant.
+
+    `terms` are those of the global sum over layers (`unrolled_terms`), by the number of each activation, where they
+    are known already.
+    """
     problem.network.require_smooth()
-    return in_pieces(_bound, problem)
+    if terms is None:
+        terms = {a: term.value for a, term in unrolled_terms(problem).items()} if problem.scalars else {}
+    everywhere, known = curvature_of_values(problem), terms
+    return in_pieces(lambda part: _bound(part, everywhere, known), problem)
 
 
-def _bound(problem: Problem) -> Bound:
+def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[int, Tensor]) -> Bound:
     x, norms, network = problem.anchor, problem.norms, problem.network
     point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
     reached = carry_ball(problem, point)
@@ -66,11 +75,12 @@ def _bound(problem: Problem) -> Bound:
         ]
         first = grown[0] + _column(step.jacobian, step.omega) * reach
         second = grown[1] + step.prefix * reach
-        K = inflate(torch.minimum(first, second), gamma(16))
+        # The second recursion is about slopes at x, and may lose to the global constant where a block contracts.
+        K = torch.minimum(inflate(torch.minimum(first, second), gamma(16)), everywhere[step.unit.output])
         found[step.unit.output] = K
         per_layer.append(LayerTerm(step.unit.block.name, "prefix", K, "anchored"))
-    weighed = _weighed_by_gradient(problem, reached, steps) if problem.scalars else None
-    K = K if weighed is None else torch.minimum(K, weighed)
+    if problem.scalars:
+        K = torch.minimum(K, _weighed_by_gradient(problem, reached, steps, terms))
     value = problem.shaped(K)
     return norms.result(value, problem.p, problem.q, problem.scope, "anchored", tuple(per_layer), network.assumes)
 
@@ -195,17 +205,21 @@ def weighted_bilinear(W: AbstractLinearMap, constants: Tensor, sizes: Tensor, p:
     return value.reshape(weights.shape[:2])
 
 
-def _weighed_by_gradient(problem: Problem, reached: list[Reached], steps: list[Step]) -> Tensor | None:
-    """Sum over layers, each weighed by the gradient at the point; see the module's docstring."""
+def _weighed_by_gradient(
+    problem: Problem, reached: list[Reached], steps: list[Step], terms: Mapping[int, Tensor]
+) -> Tensor:
+    """Bound the unrolled sum with the gradients at x; each layer by its global term where that is less."""
     covectors = carry_gradients(problem, reached)
-    if covectors is None:
-        return None
-    total = torch.zeros_like(covectors[0].drift)
+    total = torch.zeros(len(problem.anchor), problem.network.outputs, dtype=torch.float64, device=problem.anchor.device)
     for step in steps:
-        block = step.unit.block
-        if isinstance(block, Block) and step.constants is not None:
-            u, drift = activation_gradients(block, covectors[step.unit.output], problem)
+        unit, block = step.unit, step.unit.block
+        if unit.hidden is None:
+            continue
+        term = terms[unit.hidden]
+        if covectors is not None and isinstance(block, Block) and step.constants is not None:
+            u, drift = activation_gradients(block, covectors[unit.output], problem)
             sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
             bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)
-            total = total + bilinear * step.prefix * step.anchored[:, None]
-    return inflate(total, gamma(8 * len(steps) + 8))
+            term = torch.minimum(term, inflate(bilinear * step.prefix * step.anchored[:, None], gamma(8)))
+        total = total + term
+    return inflate(total, gamma(2 * len(steps) + 8))
