@@ -69,6 +69,11 @@ class Problem:
         return self.scope.x
 
 
+def outputs_of(pairs: Problem, network: Network) -> Problem:
+    """Return the question for every output of a network, each a scalar, given that for its pairs, once."""
+    return pairs.once("outputs", lambda: Problem(network, pairs.p, pairs.p, Global(), scalars=True, norms=pairs.norms))
+
+
 def all_pairs(network: Network, p: float) -> Problem:
     """Return the question for every difference of two outputs, each a scalar, over all inputs."""
     return make_problem(network, p, None, None, None, "all", None)

@@ -7,7 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.anchored import anchored_curvature_bound
+from curvcert.bounds.curvature.anchored import anchored_curvature_at
+from curvcert.bounds.lipschitz.analyses import over_balls
+from curvcert.bounds.lipschitz.batching import piece_size
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Global
 from curvcert.certificates.constants import Tables
@@ -66,8 +68,10 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
     K, label = samples.K.clone(), samples.points.label
     for one in label[todo].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
-        for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part]))).value
+        for part in (todo & (label == one)).nonzero().flatten().split(min(_BATCH, piece_size(problem))):
+            at_samples = replace(problem, scope=Anchor(samples.x[part]))
+            evaluation = samples.points.at.evaluation.of_samples(part).read_out(problem.network, problem.norms)
+            bound = anchored_curvature_at(at_samples, over_balls(at_samples, evaluation)).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
 

@@ -5,7 +5,6 @@ in which no margin reaches 0 is certified, and each evaluation in the search is 
 how the radii to try are chosen.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -13,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.analyses import unit_facts
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.method import (
     WORTHWHILE,
@@ -24,8 +24,8 @@ from curvcert.certificates.methods.method import (
 from curvcert.certificates.radii import decided
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
-from curvcert.network.evaluation import Evaluation, evaluate_with_error
-from curvcert.network.nodes import NonlinearNode
+from curvcert.network.evaluation import Evaluation
+from curvcert.propagation.analysis import covector_numbers
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.regions import region_of
@@ -59,20 +59,13 @@ class LinearRadius(AbstractCertificateMethod):
 
     def steps(self, question: Question) -> Sequence[AbstractStep]:
         """Prepare the norms of the layers; leave wide networks to the other methods where the best is asked for."""
-        facts = NetworkFacts(question.network, question.p, question.pairs.norms)
+        facts = unit_facts(question.outputs).maps
         numbers = covector_numbers(facts)
         if not question.alone and numbers > AUTO_NUMBERS:
             raise UnsupportedModule(
                 f"its covectors are {numbers:.2g} numbers (over {AUTO_NUMBERS}); ask for it by name"
             )
         return [_ByRelaxation(facts)]
-
-
-def covector_numbers(facts: NetworkFacts) -> int:
-    """Return how many numbers the rows of all layers become on their way to the input, for one sample."""
-    nodes = facts.network.nodes
-    read = {source for node in nodes if isinstance(node, NonlinearNode) for source in node.sources}
-    return sum(math.prod(nodes[value].shape) * facts.numbers_behind(value) for value in read)
 
 
 @final
@@ -124,7 +117,7 @@ class _Search:
         known, limit = samples.known[index].amin(dim=1), samples.limit[index]
         start = torch.where((limit > 0) & limit.isfinite(), limit / 2, _FIRST)
         guess = torch.where(known > 0, known * (1 + WORTHWHILE), start)
-        evaluation = evaluate_with_error(network, x, facts.norms)
+        evaluation = points.at.evaluation.of_samples(index)
         epsilons = samples.question.epsilons
         return _Search(facts, evaluation, x, rows, points.margin[index], known, guess, epsilons)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from curvcert.bounds.curvature.jacobians import can_push
+from curvcert.bounds.lipschitz.analyses import unit_facts
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
 from curvcert.memory import spare_elements
 from curvcert.network import Block
+from curvcert.propagation.analysis import JACOBIAN_ROWS
 
 _ELEMENTS = 2**24
 """Numbers that the widest intermediate result of a piece may hold; more on an accelerator, as its memory allows."""
@@ -18,17 +19,12 @@ _ELEMENTS = 2**24
 _COPIES = 16
 """Intermediate results held at a time."""
 
-JACOBIAN_ROWS = 256
-"""Prefixes of at most this width get their Jacobians formed; wider ones use products of constants."""
-
 
 def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
     """Apply a bound with one value a sample to pieces of the batch, and join the results."""
     if isinstance(problem.scope, Global):
         return bound(problem)
-    spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES
-    size = max(1, spare // elements_per_sample(problem))
-    pieces = [bound(part) for part in _split(problem, size)]
+    pieces = [bound(part) for part in _split(problem, piece_size(problem))]
     if len(pieces) == 1:
         return pieces[0]
     terms = zip(*(piece.per_layer for piece in pieces), strict=True)
@@ -40,6 +36,12 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
     )
 
 
+def piece_size(problem: Problem) -> int:
+    """Return how many samples are bounded at a time."""
+    spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES
+    return max(1, spare // elements_per_sample(problem))
+
+
 def elements_per_sample(problem: Problem) -> int:
     """Return how many numbers the widest batch of covectors of one sample holds."""
     blocks = [unit.block for unit in problem.network.units]
@@ -48,7 +50,7 @@ def elements_per_sample(problem: Problem) -> int:
     rows = [n for n in states[:-1] if n <= JACOBIAN_ROWS]
     inputs = math.prod(problem.network.in_shape)
     widest = max(inputs, *hidden, *states)
-    formed = inputs if can_push(problem) else 1
+    formed = inputs if unit_facts(problem).jacobians_fit else 1
     return widest * max(problem.network.outputs, formed, *rows, 1)
 
 
