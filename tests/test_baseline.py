@@ -49,7 +49,6 @@ FIXED = (
     replace(SUBJECTS["dense-4-sin"], norms=(2.0,), methods=("lipsdp-recursion", "crc", "unrolled", "local")),
     replace(SUBJECTS["dense-4-relu"], norms=(2.0,)),
     replace(SUBJECTS["conv-max-pool-relu"], norms=(1.0, math.inf)),
-    replace(SUBJECTS["orthogonal-fold"], norms=(2.0,)),
     replace(SUBJECTS["linear"], norms=(2.0, math.inf)),
 )
 

@@ -79,7 +79,7 @@ def test_smoothness_for_control(printed) -> None:
 def test_save_and_check(printed) -> None:
     text = printed("save_and_check.py")
     assert "status: proven proven proven proven\nthe certificate holds: True" in text
-    assert "for other inputs: refused - the input is another one" in text
+    assert "for other inputs: contradicted - the input is another one" in text
 
 
 def test_attack_our_own(printed) -> None:

@@ -1,14 +1,17 @@
 """Damaged models, recipes and data files: a named error each, never a crash, never a changed model or data set."""
 
 import io
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.lib.format import write_array_header_1_0
 
 from curvcert.cli.inputs import load_inputs
-from curvcert.errors import CurvcertError, InvalidFile
+from curvcert.errors import CurvcertError, InvalidFile, InvalidInput
 from curvcert.nn.architectures import architecture
 from curvcert.training import Recipe, load_model, load_recipe, save_model
 from tests.hostile import mutations
@@ -44,12 +47,63 @@ def test_a_damaged_archive_never_crashes(tmp_path: Path) -> None:
     assert refused >= 280
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curvcert.cli.inputs.LARGEST", 10_000)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_an_archive_that_unpacks_without_end_is_refused_before_it_is_unpacked(tmp_path: Path, dtype: type) -> None:
     file = tmp_path / "data.npz"
-    np.savez_compressed(file, x=np.zeros((100, 100)), y=np.zeros(100, int))
-    with pytest.raises(InvalidFile, match="unpacks to"):
+    np.savez_compressed(file, x=np.zeros((1, 2**26), dtype), y=np.zeros(1, int))
+    assert file.stat().st_size < 2**20
+    tracemalloc.start()
+    with pytest.raises(InvalidFile, match="unpacks to 53687"):
         load_inputs(str(file), "test", None, None)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+
+
+def member(shape: tuple[int, ...], data: bytes, descr: str = "<f8") -> bytes:
+    """What a member of an archive holds: a header that promises a shape, and bytes."""
+    buffer = io.BytesIO()
+    write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+    return buffer.getvalue() + data
+
+
+MEMBERS = {
+    "text": (b"no array at all", "magic string"),
+    "nothing": (b"", "EOF"),
+    "numbers that are not there": (member((2**40, 2), b"12345678"), "promises float64 of shape"),
+    "more than promised": (member((1,), b"12345678" * 3), "promises float64 of shape"),
+    "entries without a size": (member((2**60,), b"", "|V0"), "promises"),
+    "a negative shape": (member((-1, 8), b"12345678"), "promises"),
+    "code": (member((1,), b"cos\nsystem\n(S'touch ran'\ntR.", "|O"), "promises object"),
+    "nested brackets": (b"\x93NUMPY\x01\x00" + (8000).to_bytes(2, "little") + b"[" * 8000, "not a .npz file"),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_that_are_no_arrays_are_refused(tmp_path: Path, name: str) -> None:
+    content, words = MEMBERS[name]
+    file = tmp_path / "data.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", content)
+        archive.writestr("y.npy", member((1,), b"12345678", "<i8"))
+    with pytest.raises(InvalidFile, match=words):
+        load_inputs(str(file), "test", None, None)
+
+
+RECIPES = {
+    "nested without end": b"data = " + b"[" * 60_000,
+    "nested tables": b"data = " + b"{a=" * 20_000,
+    "a number of 5,000 digits": b"epochs = " + b"9" * 5000,
+    "beyond any recipe": b"#" * 2**17,
+    "no text": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_texts_that_are_no_recipe_are_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(RECIPES[name])
+    with pytest.raises(InvalidInput, match=r"is not TOML|the limit is"):
+        load_recipe(file)
 
 
 def test_a_damaged_recipe_is_refused_or_still_a_recipe(tmp_path: Path) -> None:

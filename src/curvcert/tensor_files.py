@@ -22,6 +22,9 @@ LARGEST_HEADER = 2**24
 LARGEST_FILE = 2**31
 """Bytes; larger ones are refused before they are read."""
 
+_MOST_VALUES = 2**20
+"""In a header: each takes some hundred bytes when it is parsed."""
+
 Arrays = dict[str, NDArray[Any]]
 
 _TYPES = {"<f8": "F64", "<f4": "F32", "<i8": "I64", "|b1": "BOOL", "|u1": "U8"}
@@ -118,6 +121,10 @@ def _metadata(path: Path | str, content: bytes) -> dict[str, str]:
 
 
 def _parsed(path: Path | str, text: str | bytes) -> dict[str, Any]:
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MOST_VALUES:
+        raise InvalidFile(f"The header of {path} holds up to {values} values, the limit is {_MOST_VALUES}.")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -10,15 +11,17 @@ from torch import Tensor
 
 import curvcert
 from curvcert.activations import TANH
+from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.lipschitz import growth
 from curvcert.bounds.lipschitz.growth import Growth
-from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.bounds.lipschitz.problem import all_pairs, make_problem
 from curvcert.data import load_demo_network
 from curvcert.network import Network
 from curvcert.network.builder import Value, start
 from curvcert.network.rewriting.fusion import fused
 from curvcert.network.rewriting.levels import levels_of
-from curvcert.operators import Dense, NormBounds
+from curvcert.operators import AbstractLinearMap, Dense, NormBounds
+from curvcert.propagation.path_maps import PathMaps
 from tests.graph_families import GRAPHS, IDS, Draw, Graph, concat, finished
 
 F64 = torch.float64
@@ -94,6 +97,65 @@ def test_a_layer_written_as_several_nodes_loses_nothing(scales: tuple[float, ...
     chain = float(liplt(split(widths, 1, scales)))
     for parts in (2, 4):
         assert float(liplt(split(widths, parts, scales))) <= 1.1 * chain
+
+
+def gradient_size_of_first_layer(network: Network, parts: int) -> float:
+    problem = all_pairs(network, 2)
+    sizes = [*gradient_sizes(problem, problem.norms).items()]
+    first = torch.stack([size for _, size in sorted(sizes)[:parts]])
+    return float(torch.linalg.vector_norm(first, dim=0).mean())
+
+
+def test_gradients_are_carried_back_by_levels() -> None:
+    """Node by node the first layer's gradient was bounded by 3.7 times the chain's where layers are in four parts."""
+    widths = (24, 40, 40, 40, 40, 10)
+    chain = gradient_size_of_first_layer(split(widths, 1), 1)
+    assert gradient_size_of_first_layer(split(widths, 4), 4) <= 1.4 * chain
+
+
+def densely_connected(layers: int) -> Network:
+    """Return a network each of whose layers reads all that came before, concatenated."""
+    draw = Draw(1)
+    found = draw.layer(start((8,), torch.device("cpu")), 6)
+    for _ in range(layers - 1):
+        found = concat([found, draw.layer(found, 6)])
+    return finished(draw.dense(found, 4))
+
+
+@dataclass
+class Counted:
+    """How many norms, and how many sweeps for path maps, a bound took."""
+
+    norms: int = 0
+    sweeps: int = 0
+
+
+def work_of_liplt(network: Network, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted, norm, sweep = Counted(), NormBounds.norm, PathMaps._maps_to
+
+    def counting_norm(self: NormBounds, op: AbstractLinearMap, p: float, q: float) -> Tensor:
+        counted.norms += 1
+        return norm(self, op, p, q)
+
+    def counting_sweep(self: PathMaps, target: int) -> dict[int, AbstractLinearMap]:
+        counted.sweeps += 1
+        return sweep(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NormBounds, "norm", counting_norm)
+        patched.setattr(PathMaps, "_maps_to", counting_sweep)
+        liplt(network)
+    return counted
+
+
+def test_a_densely_connected_network_takes_a_sweep_per_node_and_a_norm_per_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = 24
+    small, large = (densely_connected(n) for n in (layers // 2, layers))
+    fewer, work = (work_of_liplt(network, monkeypatch) for network in (small, large))
+    assert work.sweeps <= len(large.nodes)
+    # A graph's width counts, not its paths, of which there are 2**23; nodes are its layers and what joins them.
+    assert work.norms <= 2 * layers**2 <= len(large.nodes) ** 2
+    assert work.norms <= 4 * fewer.norms
 
 
 def test_identity_skips_change_nothing() -> None:

@@ -120,7 +120,7 @@ def test_a_declared_activation_is_named():
         ({"radius": 0.1}, "pass at=x as well"),
         ({"at": torch.zeros(1, 4), "radius": -1.0}, "at least 0"),
         ({"at": torch.zeros(1, 4), "radius": 0.1, "box": (0.1, 0.2)}, "does not contain x"),
-        ({"box": (torch.ones(4), torch.zeros(4))}, "lower one nowhere above"),
+        ({"box": (torch.ones(4), torch.zeros(4))}, "lowest <= highest"),
         ({"box": (torch.zeros(3), torch.ones(3))}, "sides of a box"),
         ({"box": 3}, "two numbers or tensors"),
         ({"at": torch.zeros(1, 4), "radius": 0.1, "C": torch.zeros(2, 9)}, "C is finite"),

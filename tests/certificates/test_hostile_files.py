@@ -157,7 +157,9 @@ HEADERS = {
     "p": (1, "inf", 0.5, "nan", 1e400, None, [2]),
     "network": ("", "0" * 64, 7),
     "names": ([], ["a", "b", "c"], [1, 2], "ab"),
-    "methods": ([], ["misclassified"], ["lipsdp-recursion"], [None]),
+    "methods": ([], ["a", "b"], [None]),
+    "made_by": ([], [["a"], ["b"], ["c"]], ["a", "b"], [[1], [2]], "ab"),
+    "proven_by": ([], [["misclassified"]], [["lipsdp-recursion"]], [[None]], [["unrolled"], ["liplt"]]),
     "assumes": (["something"], "x"),
     "notes": ([1], None),
 }

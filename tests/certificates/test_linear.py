@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from curvcert.attacks import pgd
 from curvcert.certificates import certify
-from curvcert.certificates.methods.linear import PRECISION
+from curvcert.certificates.methods.balls import PRECISION
 from curvcert.falsifier import falsify
 from curvcert.network import Network
 from curvcert.norms import conjugate, vector_norm

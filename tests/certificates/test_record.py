@@ -121,7 +121,7 @@ def test_the_digest_tells_networks_apart_and_not_where_they_came_from() -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path) -> None:
     files = saved(tmp_path, method="lipschitz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["certificate.safetensors", "network.safetensors"]
-    with pytest.raises(OSError, match=r"network\.safetensors"):  # a file, where a folder is needed
+    with pytest.raises(InvalidInput, match=r"network\.safetensors"):  # a file, where a folder is needed
         files.held.save(tmp_path / "network.safetensors" / "certificate.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", _full)
@@ -185,7 +185,10 @@ FORGERIES = {
     "no digest": (lambda header, arrays: header.update(network="abc"), "SHA-256"),
     "extra field": (lambda header, arrays: header.update(more=1), "header fields"),
     "missing field": (lambda header, arrays: header.pop("names"), "header fields"),
-    "names": (lambda header, arrays: header.update(names=["a"]), "two tables"),
+    "names": (lambda header, arrays: header.update(names=["a"], made_by=[["a"]]), "two tables"),
+    "made by": (lambda header, arrays: header.update(made_by=["a", "b"]), "list of lists"),
+    "made by too few": (lambda header, arrays: header["made_by"].pop(), "not of one length"),
+    "proven by": (lambda header, arrays: header["proven_by"].append(["liplt"]), "not of one length"),
     "notes": (lambda header, arrays: header.update(notes=[1]), "list of strings"),
 }
 

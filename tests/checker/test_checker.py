@@ -1,6 +1,7 @@
 """The independent checker: it proves what is true, refuses what is not, and says what it cannot check."""
 
 import ast
+import itertools
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -78,6 +79,7 @@ METHODS = (
     "product",
     "liplt",
     "lipsdp-recursion",
+    "anchored-lipschitz",
     "compositional",
     "unrolled",
     "anchored",
@@ -108,6 +110,33 @@ def test_lipschitz_certificates_of_networks_with_kinks_are_proven(tmp_path, act)
         arrays["K_used"][:] = np.where(np.eye(3)[arrays["label"]] > 0, 0.0, 1e9)
 
     assert refused(verdict(files, certificate=forged(files.certificate, change)))
+
+
+@pytest.mark.parametrize("p", (1.0, 2.0, float("inf")))
+def test_constants_as_seen_from_a_sample_are_proven_and_no_less(tmp_path, p) -> None:
+    files = saved(tmp_path, trace(deep(), torch.zeros(1, 2)), n=5, p=p, method="anchored-lipschitz")
+    held = files.held
+    everywhere = curvcert.certify(trace(deep(), torch.zeros(1, 2)), torch.as_tensor(files.x), p=p, method="lipschitz")
+    assert bool((held.radii["anchored-lipschitz"] > everywhere.radius)[held.correct].all())
+    assert verdict(files).holds, str(verdict(files))
+
+    def change(header, arrays) -> None:
+        for name in ("radii.anchored-lipschitz", "radius", "pair_radius"):
+            arrays[name] *= 1 + 1e-4
+
+    found = verdict(files, certificate=forged(files.certificate, change))
+    assert set(found.status) <= {"not reached", "contradicted", "proven"}
+    assert found.refused
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(1)
+    sizes = (2, 6, 6, 6, 3)
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.Tanh())]
+    with torch.no_grad():
+        for layer in layers[::2]:
+            layer.weight *= 3
+    return nn.Sequential(*layers[:-1]).eval()
 
 
 def contracting() -> nn.Module:
@@ -164,7 +193,7 @@ def _moved(header, arrays) -> None:
 
 def _method(name: str):
     def change(header, arrays) -> None:
-        header["methods"] = [name]
+        header["methods"], header["proven_by"] = [name], [[name]]
         arrays["method"][:] = 0
 
     return change
@@ -305,7 +334,7 @@ def test_what_it_does_not_cover_it_does_not_pass(tmp_path) -> None:
 def test_a_constant_from_an_unknown_method_cannot_be_checked(genuine) -> None:
     def change(header, arrays) -> None:
         arrays["L"] *= 1 - 1e-6
-        header["names"][0] = "a cleverer method"
+        header["made_by"][0] = ["a cleverer method"]
 
     found = verdict(genuine, certificate=forged(genuine.certificate, change))
     assert set(found.status) == {"cannot check"}
@@ -334,6 +363,13 @@ def test_a_radius_from_an_unknown_method_cannot_be_checked(loose) -> None:
         found = verdict(loose, certificate=forgery)
         assert set(found.status) == {"cannot check"}
         assert found.radii_proven == (again, 4)
+
+
+@pytest.mark.parametrize("method", ["linear", "quadratic"])
+def test_radii_by_relaxation_and_by_parabolas_cannot_be_checked(tmp_path, method: str) -> None:
+    """There is no engine for them: they are neither proven nor contradicted, and the verdict does not hold."""
+    found = verdict(saved(tmp_path, n=4, p=float("inf"), method=method))
+    assert set(found.status) == {"cannot check"} and not found.holds
 
 
 def test_what_is_not_reached_is_told_from_what_is_false(loose, genuine) -> None:

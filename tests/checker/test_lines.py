@@ -58,7 +58,7 @@ def by_name(method: str, factor: float = 1.0):
     """Call every sample's method by one name, and scale its radii."""
 
     def change(header, arrays) -> None:
-        header["methods"] = [method]
+        header["methods"], header["proven_by"] = [method], [[method]]
         arrays["method"][:] = 0
         for name in ("radius", "pair_radius"):
             arrays[name] *= factor

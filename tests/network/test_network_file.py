@@ -1,5 +1,6 @@
 """Networks as files: every map and every graph comes back with its digest, and means the same to the checker."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,60 @@ def test_files_that_are_sealed_and_senseless_are_refused(tmp_path: Path) -> None
             load_network(path)
     write_tensor_file(path, KIND, VERSION, header, arrays | {"t0": arrays["t0"] * float("nan")})
     with pytest.raises(InvalidFile, match="not finite"):
+        load_network(path)
+
+
+POOL = {"image_shape": [1, 4, 4], "stride": [1, 1]}
+CONV = {"map": "conv", "weight": "t1", "stride": [1, 1], "dilation": [1, 1], "padding_mode": "zeros", "groups": 1}
+WIDE = {"map": "zero", "in_shape": [4], "out_shape": [2**27]}
+SCALED = {"map": "scaled", "factor": 0.3, "of": {"map": "identity", "in_shape": [4]}}
+ASKING: dict[str, dict[str, Any]] = {
+    "a window of billions": POOL | {"map": "average_pool", "kernel_size": [2**15, 2**15], "padding": [2**14, 2**14]},
+    "padding by billions": CONV | {"image_shape": [1, 4, 4], "padding": [[2**27, 2**27], [2**27, 2**27]]},
+    "an image of billions": CONV | {"image_shape": [1, 2**16, 2**16], "padding": [[0, 0], [0, 0]]},
+    "a detour of billions": {
+        "map": "product", "factors": [{"map": "zero", "in_shape": [2**27], "out_shape": [4]}, WIDE],
+    },
+    "a great number of maps": {"map": "sum", "terms": [SCALED] * 70_000},
+    "steps without weights": {"map": "circuit", "steps": [[{"source": k, "map": SCALED}] for k in range(70_000)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_small_file_cannot_ask_for_much(name: str, tmp_path: Path) -> None:
+    node = {"kind": "affine", "terms": [{"source": 0, "map": ASKING[name]}], "offset": "t0", "offset_error": None}
+    arrays = {"t0": torch.zeros(4, dtype=F64).numpy(), "t1": torch.ones(1, 1, 1, 1, dtype=F64).numpy()}
+    path = write_tensor_file(tmp_path / "net", KIND, VERSION, {"in_shape": [4], "nodes": [node]}, arrays)
+    tracemalloc.start()
+    with pytest.raises(InvalidFile, match="asks for more"):
+        load_network(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**28
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("stride", [[1, 1], [0, 1]])
+def test_a_pool_of_a_small_file_cannot_ask_for_much(stride: list[int], tmp_path: Path) -> None:
+    pool = {"kind": "max_pool", "source": 0, "image_shape": [1, 4, 4], "kernel_size": [2**15, 2**15]}
+    pool |= {"stride": stride, "padding": [2**15, 2**15]}
+    arrays = {"t0": torch.zeros(4, dtype=F64).numpy()}
+    path = write_tensor_file(tmp_path / "net", KIND, VERSION, {"in_shape": [1, 4, 4], "nodes": [pool]}, arrays)
+    with pytest.raises(InvalidFile, match=r"asks for more|zero"):
+        load_network(path)
+
+
+@pytest.mark.parametrize("name", ["t0", "spare"])
+def test_weights_are_float64(name: str, tmp_path: Path) -> None:
+    path = save_network(GRAPHS[0].network(), tmp_path / "net")
+    header, arrays = read_tensor_file(path, KIND, VERSION)
+    write_tensor_file(path, KIND, VERSION, header, arrays | {name: torch.zeros(10, dtype=torch.uint8).numpy()})
+    with pytest.raises(InvalidFile, match="not float64"):
+        load_network(path)
+
+
+def test_a_header_of_very_many_values_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    header = {"in_shape": [4], "nodes": [[]] * 2**20}
+    path = write_tensor_file(tmp_path / "net", KIND, VERSION, header, {})
+    with pytest.raises(InvalidFile, match="values, the limit is"):
         load_network(path)
 
 

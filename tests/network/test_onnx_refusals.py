@@ -3,6 +3,8 @@
 import random as python_random
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +156,23 @@ OPSETS = {
 }
 
 
+def peak_of(work: Callable[[], object]) -> int:
+    """Return how many bytes some work takes at its peak, beside what the process held before."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the system does not tell the peak of a process")
+    work()  # once before, so that what the libraries take for themselves is there
+    with Path("/proc/self/clear_refs").open("w") as file:
+        file.write("5")
+    before = resident("VmRSS")
+    work()
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(name: str, tmp_path) -> None:
     nodes, shape, constants, error, words = REFUSED[name]
@@ -215,6 +234,9 @@ class TestFiles:
             ({"location": "link/w.bin"}, "outside"),
             ({"location": ""}, "outside"),
             ({"location": "none.bin"}, "missing"),
+            ({"location": "w\0.bin"}, "names no file"),
+            ({"location": "w" * 5000}, "names no file"),
+            ({"location": "loop"}, "names no file|missing"),
             ({"location": "w.bin", "offset": "5"}, "numbers"),
             ({"location": "w.bin", "offset": "0", "length": str(2**50)}, "damaged"),
             ({"location": "w.bin", "offset": "-4"}, "damaged"),
@@ -227,6 +249,7 @@ class TestFiles:
         for place in (tmp_path, folder):
             (place / "w.bin").write_bytes(random(4, 3).tobytes())
         (folder / "link").symlink_to(tmp_path)
+        (folder / "loop").symlink_to(folder / "loop")
         model = built([node("Gemm", "x", "W")], V, {"W": random(4, 3)})
         tensor = model.graph.initializer[0]
         tensor.ClearField("raw_data")
@@ -263,6 +286,54 @@ class TestFiles:
         with pytest.raises(InvalidInput, match="covers"):
             loaded(model, tmp_path)
         assert time.perf_counter() - start < 10
+
+    def test_what_the_output_does_not_need_is_not_computed(self, tmp_path) -> None:
+        model = built(
+            [
+                node("ConstantOfShape", "s", to="dead"),
+                node("Add", "dead", "dead", to="more"),
+                node("If", "c", to="branch", then_branch=helper.make_graph([], "g", [], [])),
+                node("Tanh", "x"),
+            ],
+            V,
+            {"s": INTS(20_000, 20_000), "c": np.array(True), "unused": random(3)},
+        )
+        assert peak_of(lambda: loaded(model, tmp_path)) < 2**27
+        assert len(loaded(model, tmp_path).nodes) == 2
+
+    def test_small_files_cannot_ask_for_much(self, tmp_path) -> None:
+        side = 2**12
+        fill = [node("ConstantOfShape", "s", to="W")]
+        layers = [node("MatMul", f"v{k}", "W", to=f"v{k + 1}") for k in range(40)]
+        chain = [node("Identity", "x", to="v0"), *fill, *layers, node("Tanh", "v40")]
+        asking = {
+            "weights": built(chain, ["b", side], {"s": INTS(side, side)}),
+            "constants": built(
+                [*fill, *(node("Neg", "W" if k == 0 else f"c{k}", to=f"c{k + 1}") for k in range(40)),
+                 node("MatMul", "x", "c40")],
+                ["b", side], {"s": INTS(side, side)},
+            ),
+            "values": built(
+                [node("Identity", "x", to="v0"), *(node("Add", f"v{k}", "c", to=f"v{k + 1}") for k in range(40)),
+                 node("Tanh", "v40")],
+                ["b", 7_000_000], {"c": np.float32(1)},
+            ),
+        }  # fmt: skip
+        for model in asking.values():
+            assert len(model.SerializeToString()) < 5000
+
+            def refused(model=model) -> None:
+                with pytest.raises(InvalidInput, match="for a file of this size"):
+                    loaded(model, tmp_path)
+
+            assert peak_of(refused) < 2**29
+
+    def test_an_operator_defined_anew_is_refused(self, tmp_path) -> None:
+        model = built([node("Tanh", "x")], V)
+        own = helper.make_function("", "Tanh", ["a"], ["b"], [node("Neg", "a", to="b")], model.opset_import)
+        model.functions.append(own)
+        with pytest.raises(UnsupportedModule, match="defines the operator 'Tanh' anew"):
+            loaded(model, tmp_path)
 
     def test_nested_powers_are_bounded(self, tmp_path) -> None:
         powers = [node("Mul", f"v{k}", f"v{k}", to=f"v{k + 1}") for k in range(200)]

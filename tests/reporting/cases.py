@@ -63,11 +63,13 @@ def made_up(
         radii={"lipschitz": radii / 2} | ({"shell": radii} if local else {}),
         pair_radius=pairs.clone(),
         method=("liplt",) * samples,
+        proven_by={"liplt": ("liplt",)},
         attack_radius=torch.where(right, attack, 0.0),
         witness_index=shown,
         witness_points=torch.zeros(len(shown), *shape, dtype=torch.float64),
         search_radius=torch.where(right, math.inf, 0.0).to(torch.float64),
         margin=radii,
         curvature_wins=torch.zeros(samples, dtype=torch.bool),
+        comparison_known=torch.zeros(samples, dtype=torch.bool),
         p=2.0,
     )

@@ -18,6 +18,7 @@ from rich.console import Console
 from curvcert.certificates import certify
 from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidInput, TrainingDiverged, UnsupportedModule
+from curvcert.folder_lock import LOCK
 from curvcert.training import (
     Trainer,
     TrainingResult,
@@ -67,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingRe
 def test_what_a_run_leaves(finished) -> None:
     folder, result = finished
     kept = {path.name for path in folder.iterdir()}
-    assert kept == {"recipe.json", "metrics.jsonl", "checkpoints", "model.safetensors", "result.json"}
+    assert kept == {LOCK, "recipe.json", "metrics.jsonl", "checkpoints", "model.safetensors", "result.json"}
     assert recipe_from_dict(json.loads((folder / "recipe.json").read_text())) == TINY
     written = json.loads((folder / "result.json").read_text())
     assert written["samples"] == 3

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.bounds.types import Ball, Interval
+from curvcert.boxes import Box, BoxSides
 from curvcert.errors import InvalidInput
 from curvcert.memory import spare_elements
 from curvcert.network import Network
@@ -21,9 +22,6 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
 _CHUNK_ELEMENTS = 2**22
 """Numbers that the rows of the samples in hand may take on their way to the input, on a processor."""
 
-Side = float | Tensor
-BoxSides = tuple[Side, Side]
-
 
 @torch.no_grad()
 def output_bounds(
@@ -31,7 +29,7 @@ def output_bounds(
     at: Tensor | None = None,
     radius: float | Tensor | None = None,
     p: float = 2,
-    box: BoxSides | None = None,
+    box: BoxSides | Box | None = None,
     C: Tensor | None = None,
     c: Tensor | None = None,
 ) -> Interval:
@@ -80,7 +78,7 @@ def output_bounds(
 
 
 def _question(
-    network: Network, at: Tensor | None, radius: float | Tensor | None, p: float, box: BoxSides | None
+    network: Network, at: Tensor | None, radius: float | Tensor | None, p: float, box: BoxSides | Box | None
 ) -> tuple[Tensor, AbstractRegion]:
     """Return the centres and the region about them."""
     if at is None and radius is not None:
@@ -91,10 +89,10 @@ def _question(
         problem = make_problem(network, p, None, at, radius, None, None)
         x = problem.anchor
         r = problem.scope.r if isinstance(problem.scope, Ball) else None
-        return x, region_of(x, problem.p, r, None if box is None else _sides(network, box, x))
+        return x, region_of(x, problem.p, r, None if box is None else _sides(network, box, x, r is not None))
     make_problem(network, p, None, None, None, None, None)
     assert box is not None
-    lower, upper = _sides(network, box, None)
+    lower, upper = _sides(network, box, None, False)
     return _middle(lower, upper), region_of(_middle(lower, upper), validate_p(p), None, (lower, upper))
 
 
@@ -102,24 +100,15 @@ def _middle(lower: Tensor, upper: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(lower + (upper - lower) / 2, lower), upper)
 
 
-def _sides(network: Network, box: BoxSides, x: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sides of a box in float64, of a batch's shape."""
-    if not (isinstance(box, tuple | list) and len(box) == 2):
-        raise InvalidInput(f"box is (lowest, highest), two numbers or tensors, got {box!r}.")
-    shape = network.in_shape
-    sides = [torch.as_tensor(side, dtype=torch.float64, device=network.device).detach() for side in box]
-    batch = max([1 if x is None else len(x), *(len(side) for side in sides if side.dim() == 1 + len(shape))])
-    try:
-        lower, upper = (side.expand(batch, *shape) for side in sides)
-    except RuntimeError:
-        got = " and ".join(str(tuple(side.shape)) for side in sides)
-        raise InvalidInput(
-            f"The sides of a box are numbers, or tensors of the shape {shape} of an input or of the batch ({batch}), "
-            f"got {got}."
-        ) from None
-    if not bool((lower.isfinite() & upper.isfinite() & (lower <= upper)).all()):
-        raise InvalidInput("A box has finite sides, the lower one nowhere above the upper one.")
-    return lower, upper
+def _sides(network: Network, box: BoxSides | Box, x: Tensor | None, cut: bool) -> tuple[Tensor, Tensor]:
+    """Return the sides of a box, of a batch's shape; finite ones unless it is cut with a ball."""
+    found = Box.of(box, network.in_shape)
+    if not cut and not bool((found.lower.isfinite() & found.upper.isfinite()).all()):
+        raise InvalidInput(f"A box without a ball has finite sides, got {found}. Pass at=x and radius=r as well.")
+    shape = (len(found.lower) if found.per_sample else 1 if x is None else len(x), *network.in_shape)
+    like = torch.empty(shape, dtype=torch.float64, device=network.device) if x is None else x
+    lower, upper = found.sides(like)
+    return lower.expand(shape), upper.expand(shape)
 
 
 def _functionals(network: Network, C: Tensor | None, c: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:

@@ -54,8 +54,8 @@ class LayerTerm:
 class Bound:
     """A proven upper bound, with the norms, the scope and the method that it was proven in.
 
-    `per_layer` tells where the looseness is, `assumes` what a user declared and we could only
-    sample, `skipped` which methods did not apply and why.
+    `method` says in words how, `methods` names the methods that it rests on.  `per_layer` tells where the looseness
+    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why.
 
     >>> Bound(torch.tensor(2.0, dtype=torch.float64), p=2, q=2, method="product")
     Bound(<= 2, l2 -> l2, global, by product)
@@ -69,8 +69,11 @@ class Bound:
     per_layer: tuple[LayerTerm, ...] = ()
     assumes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.method and not self.methods:
+            object.__setattr__(self, "methods", (self.method,))
         _validate_norms(self)
         _validate_value(self)
         if self.value.dtype != torch.float64:

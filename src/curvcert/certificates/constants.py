@@ -1,6 +1,7 @@
 """The constants that certificates rest on, for all pairs of classes at once."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
+from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
@@ -22,12 +24,18 @@ _RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstanc
 
 @dataclass(frozen=True, eq=False)
 class PairConstants:
-    """Global constants of f_i - f_j, as (classes, classes) tables; NaN where that order was not asked for."""
+    """Global constants of f_i - f_j, as (classes, classes) tables; NaN where that order was not asked for.
+
+    `names` say in words how each table was made, `made_by` names the methods.  `terms` are what each activation, by its
+    number, adds to K at most, where that is known; see `unrolled_terms`.
+    """
 
     L: Tensor
     K: Tensor
     names: tuple[str, str]
+    made_by: tuple[tuple[str, ...], tuple[str, ...]]
     notes: tuple[str, ...]
+    terms: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,19 +54,24 @@ def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairCo
     """Compute tables of constants; `pairs` are all pairs of the network's classes."""
     L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
     L_name = K_name = ""
+    L_methods: tuple[str, ...] = ()
+    K_methods: tuple[str, ...] = ()
     notes: list[str] = []
+    terms: dict[int, Tensor] = {}
     if tables.L is not None:
         bound = lipschitz_of(pairs, tables.L, _RECHECKABLE)
-        L, L_name = pair_table(bound.value, network), bound.method
+        L, L_name, L_methods = pair_table(bound.value, network), bound.method, bound.methods
     if tables.K is not None:
         try:
             bound = curvature_of(pairs, tables.K)
-            K, K_name = pair_table(bound.value, network), bound.method
+            K, K_name, K_methods = pair_table(bound.value, network), bound.method, bound.methods
+            if tables.K == "auto":
+                terms = {a: pair_table(term.value, network) for a, term in unrolled_terms(pairs).items()}
         except (UnsupportedActivation, UnsupportedModule) as error:
             if tables.required:
                 raise
             notes.append(f"curvature skipped: {error}")
-    return PairConstants(L, K, (L_name, K_name), tuple(notes))
+    return PairConstants(L, K, (L_name, K_name), (L_methods, K_methods), tuple(notes), terms)
 
 
 def pair_deviations(pairs: Problem) -> Tensor:

@@ -30,7 +30,8 @@ class Evidence:
         inputs: the SHA-256 of every sample's float64 bytes, one row of 32 bytes a sample.
         L: Lipschitz constants of f_i - f_j, a table of classes; NaN where none were used.
         K: curvature constants of f_i - f_j, likewise.
-        names: the methods behind the two tables.
+        names: how the two tables were made, in words.
+        made_by: the names of the methods behind each of them.
         K_used: for each sample and class, the curvature constant that its radius used: global or anchored.
         slack: how far the radii were lowered when they were saved, relatively; 0 before.
     """
@@ -40,6 +41,7 @@ class Evidence:
     L: Tensor
     K: Tensor
     names: tuple[str, str]
+    made_by: tuple[tuple[str, ...], tuple[str, ...]]
     K_used: Tensor
     slack: float = 0.0
 

@@ -53,9 +53,9 @@ def _root_of_product(B: Array, B_error: float, C: Array, C_error: float) -> floa
 
 def unrolled(
     blocks: Blocks, growth: Growth, layers: list[Metric] | None, sizes: list[Array], values: dict[int, Array]
-) -> Array:
-    """Return curvature constants of all f_i - f_j by the sum over blocks."""
-    entries, total = gradient_entries(blocks, sizes), np.zeros(len(sizes[-1]))
+) -> list[Array]:
+    """Return what each block adds to the curvature of all f_i - f_j at most."""
+    entries, found = gradient_entries(blocks, sizes), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
     previous: Piece | None = None
     for k, (piece, part) in enumerate(zip(blocks.pieces, growth.parts, strict=True)):
         if piece.act is None or piece.W is None:
@@ -73,9 +73,9 @@ def unrolled(
             W = times(piece.W, None if previous is None else previous.G)
             assert W is not None
             best = np.minimum(best, piece.act.c * _by_metric(W, metric, sizes[k], entries[k]))
-        total = total + best
+        found[k] = best
         previous = piece
-    return up(total, 8 * len(blocks.pieces) + 16)
+    return found
 
 
 def _by_entries(W: Enclosed, entries: Array) -> Array:
@@ -107,9 +107,8 @@ def _by_metric(W: Enclosed, metric: Metric, size: Array, entries: Array) -> Arra
     return np.minimum(up(found, 8), np.maximum(each, 0.0))
 
 
-def compositional(blocks: Blocks, growth: Growth) -> Array:
-    """Return curvature constants of all f_i - f_j by composing the blocks' constants."""
-    _, outer, _ = read_outs(blocks, None)
+def inside(blocks: Blocks, growth: Growth) -> dict[int, float]:
+    """Return curvature constants of x -> v for every value that a block reads, by composition."""
     found: dict[int, float] = {0: 0.0}
     for k, (piece, part) in enumerate(zip(blocks.pieces[:-1], growth.parts, strict=False)):
         read = [found[source] for source in piece.sources]
@@ -117,6 +116,12 @@ def compositional(blocks: Blocks, growth: Growth) -> Array:
         if piece.act is None:
             K = min(K, sum(norm * one for norm, one in zip(part.H_parts, read, strict=True)))
         found[piece.output] = raised(_block_curvature(piece, part) * growth.before(k) ** 2 + K, 8 + 2 * len(read))
+    return found
+
+
+def compositional(blocks: Blocks, growth: Growth, found: dict[int, float]) -> Array:
+    """Return curvature constants of all f_i - f_j by composing the blocks' constants, given those `inside`."""
+    _, outer, _ = read_outs(blocks, None)
     last, omega = blocks.last, np.zeros(len(outer.value))
     if last.act is not None and last.W is not None:
         omega = last.act.c * _by_entries(last.W, outer.size)

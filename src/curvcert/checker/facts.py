@@ -96,10 +96,20 @@ class Facts:
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = curvature.unrolled(self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
-        found = np.minimum(found, curvature.compositional(self.blocks, self.growth))
+        found = up(np.sum(self.terms, axis=0), 8 * len(self.terms) + 16)
+        found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures))
         single = curvature.one_hidden_layer(self.blocks)
         return self.table(found if single is None else np.minimum(found, single))
+
+    @cached_property
+    def terms(self) -> list[Array]:
+        """What each block adds to the curvature of f_i - f_j in l2 at most, one value a pair."""
+        return curvature.unrolled(self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
+
+    @cached_property
+    def curvatures(self) -> dict[int, float]:
+        """Curvature constants of all inner values, in l2."""
+        return curvature.inside(self.blocks, self.growth)
 
     def L(self, p: float) -> Array:
         """Lipschitz constants of f_i - f_j with respect to the p-norm, p = 1, 2 or inf, as a table of classes."""
@@ -118,8 +128,18 @@ class Facts:
             return found
         return np.minimum(found, lipschitz.lipsdp_constants(self.blocks, self.metrics[-1]))
 
+    def parts_in(self, p: float) -> list[Linear]:
+        """Return the blocks about their middle slopes, with norms p -> p."""
+        if p not in self._parts:
+            self._parts[p] = [lipschitz.linearised(piece, p) for piece in self.blocks.pieces]
+        return self._parts[p]
+
+    @cached_property
+    def _parts(self) -> dict[float, list[Linear]]:
+        return {}
+
     def _growth(self, p: float) -> Growth:
-        return Growth(self.blocks, [lipschitz.linearised(piece, p) for piece in self.blocks.pieces], p)
+        return Growth(self.blocks, self.parts_in(p), p)
 
     def table(self, values: Array) -> Array:
         """Return one value a pair as a symmetric table with zeros on its diagonal."""

@@ -1,4 +1,4 @@
-"""Findings about claims: what stops a claim from being proven, and what a method's name says about that."""
+"""Findings about claims: what stops a claim from being proven, and which methods there are rules for."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from curvcert.errors import UnsupportedModule
 
 LIPSCHITZ = {"product", "liplt", "lipsdp-recursion", "through l2"}
 CURVATURE = {"compositional", "unrolled", "crc", "anchored"}
+SEEN = {"anchored-lipschitz"}
 BALLS = {"shell", "line"}
 """The methods that the checker has rules for that are as good."""
 
@@ -41,18 +42,4 @@ def findings_of(*checks: Callable[[], object]) -> list[Finding]:
             found.append(why.finding)
         except UnsupportedModule as why:
             found.append(Finding(CANNOT, f"the model has a part that is not covered: {why}"))
-    return found
-
-
-def family(method: str) -> set[str]:
-    """Return the names of the methods that a certificate's own name for one puts together.
-
-    >>> sorted(family("anchored with liplt through l2"))
-    ['anchored', 'liplt', 'through l2']
-    """
-    parts = method.replace(" with ", " / ").split(" / ")
-    found = set()
-    for part in parts:
-        head, _, tail = part.partition(" through ")
-        found |= {head.split(" (")[0].strip()} | ({"through l2"} if tail == "l2" else set())
     return found

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from curvcert.checker.claims import Claims
 from curvcert.checker.facts import Facts
-from curvcert.checker.findings import CURVATURE, LIPSCHITZ, family, findings_of, require, require_proof
+from curvcert.checker.findings import CURVATURE, LIPSCHITZ, findings_of, require, require_proof
 from curvcert.checker.outward import Array
 from curvcert.checker.verdict import Finding
 
@@ -53,8 +53,7 @@ class Tables:
 
     def known(self, name: str) -> bool:
         """Whether a table's constants come by methods that the checker has rules for."""
-        method, methods = self.claims.names["LK".index(name)], (LIPSCHITZ, CURVATURE)["LK".index(name)]
-        return family(method) <= methods
+        return self.claims.made_by["LK".index(name)] <= (LIPSCHITZ, CURVATURE)["LK".index(name)]
 
 
 def too_small(claimed: Array, own: Array) -> NDArray[np.bool_]:

@@ -1,5 +1,6 @@
 """Data as a person names it on the command line: a known data set, or a .npz file with x and y."""
 
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.lib.format import read_array, read_array_header_1_0, read_array_header_2_0, read_magic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +18,11 @@ from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import Network
 
 LARGEST = 2**33
-"""Bytes that the arrays of a file may take."""
+"""Bytes that the arrays of a file may take in float64, however large the file is."""
+
+_ALWAYS = 2**28
+_PACKED = 64
+"""Bytes that they may always take, and by what factor a larger file may unpack: images of digits reach 30."""
 
 
 @final
@@ -82,28 +88,50 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     if not path.is_file():
         raise InvalidInput(f"{path}: no such file. Write one with numpy.savez({path.name!r}, x=inputs, y=labels).")
     try:
-        _require_moderate(path)
-        with np.load(path, allow_pickle=False) as file:
-            missing = {"x", "y"} - set(file.files)
-            if missing:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            if not {"x", "y"} <= set(names):
                 raise InvalidFile(
-                    f"{path} has the arrays {', '.join(file.files) or '(none)'}, expected x and y. "
+                    f"{path} has the arrays {', '.join(names)[:200] or '(none)'}, expected x and y. "
                     "Write it with numpy.savez(path, x=inputs, y=labels)."
                 )
-            return file["x"], file["y"]
+            most = min(LARGEST, max(_ALWAYS, _PACKED * path.stat().st_size))
+            _require_moderate(path, [_size(archive, name) for name in ("x.npy", "y.npy")], most)
+            x, y = (_array(archive, name) for name in ("x.npy", "y.npy"))
+            return x, y
     except InvalidFile:
         raise
     except Exception as error:  # whatever a damaged archive makes zipfile, zlib or numpy raise
-        reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+        reason = str(error).split("\n")[0][:200].rstrip(".") or type(error).__name__
         raise InvalidFile(f"{path} is not a .npz file of plain arrays: {reason}. Write it with numpy.savez.") from error
 
 
-def _require_moderate(path: Path) -> None:
+def _size(archive: zipfile.ZipFile, name: str) -> int:
+    """Return the bytes that an array takes in float64, from its header alone."""
+    with archive.open(name) as stream:
+        version = read_magic(stream)
+        read_header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(version)
+        if read_header is None:
+            raise ValueError(f"{name} has the version {version} of its format, which holds names of fields")
+        shape, _, dtype = read_header(stream)
+        held = archive.getinfo(name).file_size - stream.tell()
+    count = math.prod(shape)
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.itemsize * count != held:
+        raise ValueError(f"{name} holds {held} bytes, its header promises {dtype} of shape {shape}")
+    return max(8, dtype.itemsize) * count
+
+
+def _require_moderate(path: Path, sizes: list[int], most: int) -> None:
     """Raise if the arrays of an archive would not fit: a few bytes can unpack to any number of them."""
-    with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    if size > LARGEST:
-        raise InvalidFile(f"{path} unpacks to {size} bytes, over the limit of {LARGEST}. Split it into several files.")
+    if sum(sizes) > most:
+        raise InvalidFile(
+            f"{path} unpacks to {sum(sizes)} bytes, over the limit of {most}. Split it into several files."
+        )
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(name) as stream:
+        return np.asarray(read_array(stream, allow_pickle=False))
 
 
 def _require_samples(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:

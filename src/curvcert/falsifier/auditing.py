@@ -40,9 +40,10 @@ from curvcert.errors import (
     UnsupportedOperator,
 )
 from curvcert.falsifier.bound_search import BoundKind, BoundSearch, Target
+from curvcert.falsifier.draws import Draw
 from curvcert.falsifier.findings import Findings
 from curvcert.falsifier.radii import falsify
-from curvcert.falsifier.random_networks import Draw, RandomNetwork, random_network
+from curvcert.falsifier.random_networks import RandomNetwork, random_network
 from curvcert.network import Network
 
 NETWORKS = 20
@@ -62,9 +63,12 @@ REFUSALS = (
 """The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
 
 _Answer = TypeVar("_Answer")
-_CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
-_DEAR = ("auto", "shell", "line", "linear")
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line")
+_CHEAP = (
+    *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
+    *("compositional", "unrolled", "crc", "anchored"),
+)
+_DEAR = ("auto", "shell", "line", "linear", "quadratic")
+_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
 
 @dataclass(frozen=True)
@@ -348,6 +352,7 @@ class _Session:
             return
         p = pick.choice(NORMS)
         boxed = pick.random() < 0.2
+        inside = boxed and pick.random() < 0.5
         x = self._points(self.effort.samples)
         x = x.clamp(*BOX) if boxed else x
         y = torch.tensor([pick.randrange(network.outputs) for _ in x]) if pick.random() < 0.1 else None
@@ -356,14 +361,14 @@ class _Session:
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))
         for method in methods:
-            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, progress=False)
+            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, inside, progress=False)
             cert = _answer(ask, self.refusals)
             if cert is None:
                 continue
             found = falsify(network, x, y, cert, self.effort.restarts, self.effort.steps, pick.getrandbits(30))
             named = (replace(e, source=f"{e.source}, by certify({method}), {self.name}") for e in found.counterexamples)
             found = replace(found, counterexamples=tuple(named))
-            yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}": found.total})
+            yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}{', inside a box' * inside}": found.total})
 
     def _applicable(self, names: tuple[str, ...], p: float) -> list[str]:
         """Return the methods of `certify` that apply to this network."""

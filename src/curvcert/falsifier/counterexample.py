@@ -4,8 +4,8 @@ Four kinds of claims, with u a functional of the outputs:
 
 - lipschitz: :math:`|u \cdot (f(y) - f(x))| \le L \|y - x\|_p`;
 - curvature: :math:`\|u \cdot (Df(y) - Df(x))\|_{p^*} \le K \|y - x\|_p`;
-- radius: within r of x, in the p-norm, no rival reaches the label;
-- witness: y, at a distance of at most r from x, is not classified as the label.
+- radius: within r of x, in the p-norm, no rival reaches the label, or none inside a box;
+- witness: y, at a distance of at most r from x, and inside the box if there is one, is not classified as the label.
 
 What is computed for a replay comes with a bound on its rounding (`evaluate_with_error`, `at_points`): a claim is
 refuted only if it is false whatever the rounding did.
@@ -20,6 +20,7 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
+from curvcert.boxes import Box
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
@@ -51,6 +52,7 @@ class Counterexample:
         claimed: the constant, or the radius.
         label: the certified class.
         rival: the class that the radius is about, -1 for all of them.
+        box: what the claim about a certificate is limited to.
     """
 
     kind: Kind
@@ -66,6 +68,7 @@ class Counterexample:
     claimed: float
     label: int = -1
     rival: int = -1
+    box: Box | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.scope not in SCOPES:
@@ -179,6 +182,8 @@ def _of_radius(example: Counterexample) -> Replay:
     distance = float(_distance(example.x, example.y, example.p))
     if not distance <= example.claimed:
         return Replay(False, distance, f"the point is {distance:.9g} away, outside the radius")
+    if _leaves_box(example):
+        return Replay(False, distance, "the point is outside of the box")
     lead = float(_leads(example)[0])
     if lead >= 0:
         return Replay(
@@ -191,10 +196,16 @@ def _of_witness(example: Counterexample) -> Replay:
     distance = vector_norm((example.y - example.x).flatten(), example.p) * (1 - gamma(2 * example.x.numel() + 64))
     if float(distance) > example.claimed:
         return Replay(True, float(distance), f"the witness is {distance:.9g} away, claimed was {example.claimed:.9g}")
+    if _leaves_box(example):
+        return Replay(True, float(distance), "the witness is outside of the box")
     lead = float(_leads(example)[1])
     if lead < 0:
         return Replay(True, lead, f"the witness is classified as the label, by {-lead:.3g}")
     return Replay(False, lead, "the witness is near enough, and not proven to be classified as the label")
+
+
+def _leaves_box(example: Counterexample) -> bool:
+    return example.box is not None and not bool(example.box.contains(example.y[None]))
 
 
 def _leads(example: Counterexample) -> Tensor:

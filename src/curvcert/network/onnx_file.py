@@ -19,7 +19,7 @@ LARGEST = 2**24
 """The most numbers in one constant."""
 
 _LARGEST_BATCH = 2**26
-"""The most numbers in one batch of any intermediate value: 512 MiB in float64."""
+"""The most numbers in one batch of any intermediate value: 256 MiB in float32."""
 
 CHECKED = 9
 """How many inputs a network is compared on, at least."""
@@ -27,6 +27,8 @@ CHECKED = 9
 _LARGEST_FILE = 2**31 - 1
 _MOST_NODES = 20_000
 _OLDEST_OPSET = 9
+_DOMAINS = ("", "ai.onnx")
+_ROOM, _ROOM_PER_NUMBER = 2**24, 32
 
 # Number of the type in ONNX -> its name in the file's typed fields, bytes, numpy type.
 _TYPES: dict[int, tuple[str, int, Any]] = {
@@ -99,6 +101,12 @@ class Graph:
         """The most numbers in one sample of any intermediate value."""
         return _LARGEST_BATCH // max(CHECKED, self.batch or 1)
 
+    @property
+    def room(self) -> int:
+        """The most numbers in all values of one sample and all uses of constants: small files may not ask for much."""
+        held = [*self.constants.values(), *(value for node in self.nodes for value in node.attributes.values())]
+        return _ROOM + _ROOM_PER_NUMBER * sum(value.size for value in held if isinstance(value, np.ndarray))
+
 
 def shown(name: str) -> str:
     """Return a name from a file in quotes, cut to a readable length."""
@@ -131,6 +139,9 @@ def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Gr
         raise UnsupportedModule(f"{path.name} has {len(graph.node)} nodes; load_onnx covers up to {_MOST_NODES}.")
     if graph.sparse_initializer:
         raise UnsupportedModule(f"{path.name} holds sparse initialisers. Export them as plain (dense) tensors.")
+    output = _only(list(graph.output), f"{path.name} needs one output")
+    source = _only(_open_inputs(graph), f"{path.name} needs one input")
+    _keep_what_is_needed(model, output.name, source.name)
     constants: dict[str, Array] = {}
     outside = 0
     for tensor in graph.initializer:
@@ -141,10 +152,35 @@ def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Gr
             outside += _embed(onnx, tensor, path.parent, what, _LARGEST_FILE - outside)
         constants[tensor.name] = _array(onnx, tensor, what)
     nodes = tuple(_node(onnx, node) for node in graph.node)
-    source = _only([i for i in graph.input if i.name not in constants], f"{path.name} needs one input")
-    output = _only(list(graph.output), f"{path.name} needs one output")
     batch, shape, dtype = _input_type(source, input_shape)
     return Graph(nodes, constants, source.name, shape, batch, output.name, dtype, _serialised(model, path))
+
+
+def _open_inputs(graph: Any) -> list[Any]:
+    given = {tensor.name for tensor in graph.initializer}
+    return [item for item in graph.input if item.name not in given]
+
+
+def _keep_what_is_needed(model: Any, output: str, source: str) -> None:
+    """Leave in a model only what its output is computed from: onnxruntime would compute the rest too.
+
+    Nodes with outputs of one name are all kept, so that they are refused.
+    """
+    graph, needed = model.graph, {output}
+    own = {function.name for function in model.functions if function.domain in _DOMAINS}
+    for k in reversed(range(len(graph.node))):
+        if needed.isdisjoint(graph.node[k].output):
+            del graph.node[k]
+        else:
+            needed.update(graph.node[k].input)
+            if graph.node[k].op_type in own:
+                raise UnsupportedModule(f"The file defines the operator {shown(graph.node[k].op_type)} anew. {_REMEDY}")
+    for field, kept in ((graph.initializer, needed), (graph.input, {*needed, source})):
+        for k in reversed(range(len(field))):
+            if field[k].name not in kept:
+                del field[k]
+    for field in (graph.value_info, graph.quantization_annotation, model.functions, model.training_info):
+        del field[:]
 
 
 def _parsed(onnx: Any, path: Path) -> Any:
@@ -166,7 +202,7 @@ def _parsed(onnx: Any, path: Path) -> Any:
 
 
 def _require_opset(onnx: Any, model: Any) -> None:
-    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    versions = [entry.version for entry in model.opset_import if entry.domain in _DOMAINS]
     newest = onnx.defs.onnx_opset_version()
     if len(versions) != 1 or not _OLDEST_OPSET <= versions[0] <= newest:
         raise UnsupportedModule(
@@ -184,7 +220,7 @@ def _only(found: list[Any], what: str) -> Any:
 
 def _node(onnx: Any, proto: Any) -> Node:
     label = f"{shown(proto.name or (proto.output[0] if proto.output else ''))} ({shown(proto.op_type)[1:-1]})"
-    if proto.domain not in ("", "ai.onnx"):
+    if proto.domain not in _DOMAINS:
         raise UnsupportedModule(f"{label}: an operator of the domain {shown(proto.domain)} is not supported. {_REMEDY}")
     if not proto.output or not proto.output[0]:
         raise InvalidInput(f"{label}: this node has no output. Export the model again.")
@@ -244,10 +280,14 @@ def _embed(onnx: Any, tensor: Any, folder: Path, what: str, limit: int) -> int:
     """Replace a tensor's reference to a file in the model's own folder by the bytes there; return their number."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    file, home = (folder / location).resolve(), folder.resolve()
-    if not location or not file.is_relative_to(home) or Path(location).is_absolute():
+    try:
+        file, home = (folder / location).resolve(), folder.resolve()
+        inside, there = bool(location) and file.is_relative_to(home), file.is_file()
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidInput(f"{what} lies in {shown(location)}, which names no file. The file is damaged.") from None
+    if not inside or Path(location).is_absolute():
         raise InvalidInput(f"{what} lies in {shown(location)}, outside the model's folder. Keep them together.")
-    if not file.is_file():
+    if not there:
         raise InvalidInput(f"{what} lies in {shown(location)}, which is missing. Put it beside the ONNX file.")
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", "-1"))

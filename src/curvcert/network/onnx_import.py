@@ -1,10 +1,12 @@
 """From an ONNX file to a `Network`, exactly, or a refusal that names the node."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
@@ -85,16 +87,21 @@ def _lowered(graph: Graph) -> Value:
     operands: dict[str, Any] = dict(graph.constants)
     operands[graph.input_name] = start(graph.input_shape, torch.device("cpu"))
     producers: dict[str, Node] = {}
-    needed = _needed(graph)
+    room = graph.room
     for node in graph.nodes:
         if any(name in operands or name in producers for name in node.outputs if name):
             raise InvalidInput(f"{node.label}: its output has a name that is taken. The file is damaged.")
         producers |= {name: node for name in node.outputs if name}
-        if needed.isdisjoint(node.outputs):
-            continue
         args = [_argument(node, name, operands) for name in node.inputs]
         result = _result(node, args, operands, producers, context)
         found = result if isinstance(result, tuple) else (result,)
+        weights = [arg for arg in args if isinstance(arg, np.ndarray)] if isinstance(found[0], Value) else []
+        room -= sum(map(_numbers, (*found, *weights)))
+        if room < 0:
+            raise InvalidInput(
+                f"{node.label}: up to here values and constants are over the {graph.room} numbers that load_onnx "
+                "covers for a file of this size."
+            )
         operands.update(zip(node.outputs, found, strict=False))
         for name in filter(None, node.outputs[len(found) :]):
             operands[name] = _Refused(node.unsupported(f"a use of its further output {shown(name)}"))
@@ -106,13 +113,10 @@ def _lowered(graph: Graph) -> Value:
     return output
 
 
-def _needed(graph: Graph) -> set[str]:
-    """Return the names of the values that the output is computed from."""
-    needed = {graph.output_name}
-    for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.outputs):
-            needed.update(node.inputs)
-    return needed
+def _numbers(found: _Operand | None) -> int:
+    if isinstance(found, Value):
+        return math.prod(found.shape)
+    return found.size if isinstance(found, np.ndarray) else 0
 
 
 def _argument(node: Node, name: str, operands: dict[str, Any]) -> _Operand | None:

@@ -92,6 +92,8 @@ class NormBounds(AbstractNorms[Bound]):
         self._hadamards: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
         self._absolutes: dict[tuple[Hashable, float], tuple[AbstractLinearMap, Tensor]] = {}
         self._grams: dict[Hashable, tuple[AbstractLinearMap, Tensor, Tensor]] = {}
+        self._quick: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
+        self._bits: dict[Hashable, tuple[AbstractLinearMap, float]] = {}
         self._chain: chains.ChainMatrix | None = None
         self._finite: dict[int, Tensor] = {}
 
@@ -117,6 +119,12 @@ class NormBounds(AbstractNorms[Bound]):
         >>> round(NormBounds().bits_below_one(W @ W))
         10
         """
+        key = structure(op)
+        if key not in self._bits:
+            self._bits[key] = (op, self._bits_of(op))
+        return self._bits[key][1]
+
+    def _bits_of(self, op: AbstractLinearMap) -> float:
         match op:
             case Sum():
                 return most_bits(map(self.bits_below_one, op.terms))
@@ -233,6 +241,12 @@ class NormBounds(AbstractNorms[Bound]):
 
     def quick_spectral(self, op: AbstractLinearMap) -> Tensor:
         """Bound the 2 -> 2 norm by sums and products of the norms of elementary maps."""
+        key = structure(op)
+        if key not in self._quick:
+            self._quick[key] = (op, self._quick_of(op))
+        return self._quick[key][1]
+
+    def _quick_of(self, op: AbstractLinearMap) -> Tensor:
         match op:
             case Sum():
                 return inflate(torch.stack([self.quick_spectral(term) for term in op.terms]).sum(), gamma(64))

@@ -70,10 +70,9 @@ class Coordinates:
     @staticmethod
     def reason_to_skip(network: Network) -> str | None:
         """Say why there are too many, or None."""
-        inputs = math.prod(network.in_shape)
-        rows = _rows_read(network)
-        if min(inputs, rows) > MOST_COORDINATES:
-            return f"needs at most {MOST_COORDINATES} inputs, or neurons that read them, got {min(inputs, rows)}"
+        inputs, rows = math.prod(network.in_shape), _rows_read(network)
+        if coordinates(network) > MOST_COORDINATES:
+            return f"needs at most {MOST_COORDINATES} inputs, or neurons that read them, got {coordinates(network)}"
         if rows * inputs > _MOST_NUMBERS and inputs > MOST_COORDINATES:
             return "the maps of the input are too large"
         return None
@@ -260,6 +259,11 @@ class InnerBalls(AbstractParabolas):
             length = torch.linalg.vector_norm(self.rotated / (middle.unsqueeze(2) - self.eigenvalues), dim=2)
             low, high = torch.where(length > rho, middle, low), torch.where(length > rho, high, middle)
         return high
+
+
+def coordinates(network: Network) -> int:
+    """Return how many numbers tell all that a network is told of its input."""
+    return min(math.prod(network.in_shape), _rows_read(network))
 
 
 def _rows_read(network: Network) -> int:

@@ -137,7 +137,7 @@ class Backward:
         r"""Bound the rounding of :math:`A^T g` in the dual norm: :math:`\gamma_K \| |A| \|_p \|g\|_{p^*}`."""
         length = rounding_length(A)
         if length == 0:
-            return g.new_zeros(g.shape[0], 1)
+            return g.new_zeros(g.shape[0], 1 if self.together else g.shape[1])
         return inflate(gamma(length + 1) * self.norms.absolute(A, self.p) * self.size(g), gamma(4))
 
     def size(self, g: Tensor) -> Tensor:

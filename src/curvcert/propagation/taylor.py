@@ -100,7 +100,7 @@ class TaylorModels:
         self._couplings: dict[int, Coupling] = {}
         self._last, self._most = len(facts.network.nodes) - 1, REACH * radius
         self.coarse = Relaxed(facts, evaluation, self._ball(self._most), most_rows=0)
-        _Pass(self, self._ball(radius))
+        self._made_at, self._pass = radius, _Pass(self, self._ball(radius))
         self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
         self._output = self._sent(self._last, self._rows)
         self._parabolas = [self._joined(KNOTS[knot]) for knot in _OUTER_KNOTS]
@@ -108,7 +108,7 @@ class TaylorModels:
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
         within = torch.minimum(radius, self._most)
-        at = _Pass(self, self._ball(within))
+        at = self._pass if torch.equal(within, self._made_at) else _Pass(self, self._ball(within))
         best = at.relaxed.change(self._last, self._rows).rise
         fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
         for knot, parabolas in zip(_OUTER_KNOTS, self._parabolas, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from curvcert.errors import InvalidInput
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of numbers"}
+_LARGEST_FILE = 2**16
 Loss = Literal["standard", "curvature", "lipschitz-margin", "radius-reward", "crm", "certified-margin"]
 
 
@@ -160,6 +161,8 @@ def load_recipe(name: str | Path) -> Recipe:
     if path.suffix == ".toml":
         if not path.is_file():
             raise InvalidInput(f"No recipe file {path}. Curvcert's own are {', '.join(recipe_names())}.")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise InvalidInput(f"The recipe {name} has {path.stat().st_size} bytes, the limit is {_LARGEST_FILE}.")
         text = path.read_bytes()
     elif str(name) in recipe_names():
         text = (folder / f"{name}.toml").read_bytes()
@@ -169,9 +172,10 @@ def load_recipe(name: str | Path) -> Recipe:
             ".toml file."
         )
     try:
-        return recipe_from_dict(tomllib.loads(text.decode()), f"The recipe {name}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"The recipe {name} is not TOML: {error}.") from error
+        table = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"The recipe {name} is not TOML: {error}.") from None
+    return recipe_from_dict(table, f"The recipe {name}")
 
 
 def recipe_names() -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from curvcert import curvature
 from curvcert.bounds.curvature.gradients import gradient_bounds
-from curvcert.bounds.lipschitz.problem import all_pairs
+from curvcert.bounds.lipschitz.problem import Pair, all_pairs
 from curvcert.network import Block, Network
 from tests.bounds.curvature.search import CurvatureSearch
 from tests.bounds.curvature.test_curvature_soundness import assert_above, check_scalars, points
@@ -48,6 +48,18 @@ def test_nothing_exceeds_a_bound_of_the_vector(graph: Graph, norms: tuple[float,
     assert_above(curvature(network, p, q, "compositional").value, everywhere, "compositional")
     assert_above(curvature(network, p, q, "anchored", at=x).value, anchored, "anchored")
     assert_above(curvature(network, p, q, at=x, radius=0.5).value, anchored, "over a ball")
+
+
+@every_graph
+@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+@pytest.mark.parametrize("pair", [None, "all"])
+def test_what_is_seen_from_a_point_is_never_above_what_holds_everywhere(graph: Graph, p: float, pair: Pair) -> None:
+    network = graph.network(7)
+    x = points(network, 3)
+    everywhere = curvature(network, p, method="compositional", pair=pair).value
+    if pair:
+        everywhere = torch.minimum(everywhere, curvature(network, p, method="unrolled", pair=pair).value)
+    assert bool((curvature(network, p, method="anchored", at=x, pair=pair).value <= everywhere * (1 + 1e-12)).all())
 
 
 def gradients(network: Network, x: Tensor) -> list[Tensor]:

@@ -16,13 +16,15 @@ Reference: Entesari et al. (ICML 2024), theorem `prop:anchoredIterativeJacobian`
 norms in place of p*-operator norms.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_curvature_range, second_derivative_range
-from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.curvature.compositional import block_lipschitz, curvature_of_values
+from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.anchored import anchored_constants_of_values
 from curvcert.bounds.lipschitz.batching import in_pieces
@@ -44,15 +46,22 @@ from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import gamma, inflate, next_down, next_up
 
 
-def anchored_curvature_bound(problem: Problem) -> Bound:
-    """Bound the anchored curvature at a batch of points."""
+def anchored_curvature_bound(problem: Problem, terms: Mapping[int, Tensor] | None = None) -> Bound:
+    """Bound the anchored curvature at a batch of points, and nothing by more than its global constant.
+
+    `terms` are those of the global sum over layers (`unrolled_terms`), by the number of each activation, where they
+    are known already.
+    """
     problem.network.require_smooth()
-    return in_pieces(lambda part: anchored_curvature_at(part, over_balls(part)), problem)
+    if terms is None:
+        terms = {a: term.value for a, term in unrolled_terms(problem).items()} if problem.scalars else {}
+    everywhere, known = curvature_of_values(problem), terms
+    return in_pieces(lambda part: _bound(part, everywhere, known), problem)
 
 
-def anchored_curvature_at(problem: Problem, points: OverBalls) -> Bound:
-    """Bound the same, given what holds at the points, as balls of radius 0."""
+def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[int, Tensor]) -> Bound:
     x, norms, network = problem.anchor, problem.norms, problem.network
+    points = over_balls(problem)
     steps = _steps(problem, points)
     found = {0: torch.zeros(len(x), dtype=torch.float64, device=x.device)}
     per_layer = []
@@ -64,11 +73,12 @@ def anchored_curvature_at(problem: Problem, points: OverBalls) -> Bound:
         ]
         first = grown[0] + _column(step.jacobian, step.omega) * reach
         second = grown[1] + step.prefix * reach
-        K = inflate(torch.minimum(first, second), gamma(16))
+        # The second recursion is about slopes at x, and may lose to the global constant where a block contracts.
+        K = torch.minimum(inflate(torch.minimum(first, second), gamma(16)), everywhere[step.unit.output])
         found[step.unit.output] = K
         per_layer.append(LayerTerm(step.unit.block.name, "prefix", K, "anchored"))
-    weighed = _weighed_by_gradient(problem, points, steps) if problem.scalars else None
-    K = K if weighed is None else torch.minimum(K, weighed)
+    if problem.scalars:
+        K = torch.minimum(K, _weighed_by_gradient(problem, points, steps, terms))
     value = problem.shaped(K)
     return norms.result(value, problem.p, problem.q, problem.scope, "anchored", tuple(per_layer), network.assumes)
 
@@ -175,17 +185,19 @@ def _rows_of(G: AbstractLinearMap) -> Tensor:
     return inflate(G.adjoint(eye).abs() + image_error(G.T, eye), gamma(4))
 
 
-def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step]) -> Tensor | None:
-    """Sum over layers, each weighed by the gradient at the point; see the module's docstring."""
+def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step], terms: Mapping[int, Tensor]) -> Tensor:
+    """Bound the unrolled sum with the gradients at x; each layer by its global term where that is less."""
     covectors = points.gradients_of()
-    if covectors is None:
-        return None
-    total = torch.zeros_like(covectors[0].drift)
+    total = torch.zeros(len(problem.anchor), problem.network.outputs, dtype=torch.float64, device=problem.anchor.device)
     for step in steps:
-        block = step.unit.block
-        if isinstance(block, Block) and step.constants is not None:
-            u, drift = activation_gradients(block, covectors[step.unit.output], problem.p, problem.norms)
+        unit, block = step.unit, step.unit.block
+        if unit.hidden is None:
+            continue
+        term = terms[unit.hidden]
+        if covectors is not None and isinstance(block, Block) and step.constants is not None:
+            u, drift = activation_gradients(block, covectors[unit.output], problem.p, problem.norms)
             sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
             bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)
-            total = total + bilinear * step.prefix * step.anchored[:, None]
-    return inflate(total, gamma(8 * len(steps) + 8))
+            term = torch.minimum(term, inflate(bilinear * step.prefix * step.anchored[:, None], gamma(8)))
+        total = total + term
+    return inflate(total, gamma(2 * len(steps) + 8))

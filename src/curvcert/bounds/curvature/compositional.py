@@ -33,6 +33,20 @@ from curvcert.rounding import gamma, inflate
 def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None = None) -> R:
     """Bound the curvature of a network, block by block; `block_bounds` names those to choose from."""
     problem.network.require_smooth()
+    found, per_layer = _recursion(problem, norms, block_bounds)
+    method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
+    value = problem.shaped(found[problem.network.units[-1].output])
+    return norms.result(value, problem.p, problem.q, Global(), method, tuple(per_layer), problem.network.assumes)
+
+
+def curvature_of_values(problem: Problem) -> dict[int, Tensor]:
+    """Return the curvature of x -> v for the input and for every value that a unit ends in; the last final."""
+    return problem.once("curvatures", lambda: _recursion(problem, problem.norms, None)[0])
+
+
+def _recursion(
+    problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None
+) -> tuple[dict[int, Tensor], list[LayerTerm]]:
     prefixes, units = growth(problem, norms), problem.network.units
     found = {0: torch.zeros((), dtype=torch.float64, device=problem.network.device)}
     per_layer = []
@@ -44,9 +58,7 @@ def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds:
         grown = composed(unit, before, block_lipschitz(block, problem, norms, last), problem, last, norms)
         K = found[unit.output] = inflate(omega * L * L + grown, gamma(8))
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
-    method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
-    value = problem.shaped(K)
-    return norms.result(value, problem.p, problem.q, Global(), method, tuple(per_layer), problem.network.assumes)
+    return found, per_layer
 
 
 def last_or_inner_curvature(

@@ -15,7 +15,7 @@ since the middle slope is a slope like any other, :math:`\|P_{jk}\|_p` is at mos
 constants, which stands for the norm of a map that is too large to be bounded as one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic
@@ -28,12 +28,15 @@ from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.network import AbstractBlock, Affine, Block
+from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.network.rewriting.units import Unit
-from curvcert.operators import AbstractLinearMap, Composition, Identity
+from curvcert.norms import conjugate
+from curvcert.operators import AbstractLinearMap, Composition, Identity, Zero
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
 
 _CHAIN_ELEMENTS = 2**23
 """Basis vectors of a map's smaller end, in numbers at its widest, up to which it is bounded as one map."""
@@ -92,12 +95,12 @@ class _GradientSizes(Generic[R]):
         self._values: dict[int, Tensor] = {}
         self._constants: dict[int, Tensor] = {}
         self.activations: dict[int, Tensor] = {}
-        for k in range(len(self._units) - 1, -1, -1):
-            unit = self._units[k]
-            if not self._plain and unit.output != self._end:
-                self._of_value(unit.output)  # from the end on: deep networks then need no deep recursion
-            if isinstance(unit.block, Block) and unit.hidden is not None:
-                self.activations[unit.hidden] = self._of_activation(k, unit, unit.block, unit.hidden)
+        self._of_level: dict[Level, Tensor] = {}
+        self._levels = levels_of(problem.network.nodes)
+        self._bent = {unit.hidden: (k, unit) for k, unit in enumerate(self._units) if unit.hidden is not None}
+        # From the end on: deep networks then need no deep recursion.  No path leads within a level.
+        for place in range(len(self._levels) - 1, -1, -1):
+            self._bound_level(place)
 
     @cached_property
     def _plain(self) -> bool:
@@ -135,17 +138,60 @@ class _GradientSizes(Generic[R]):
         if isinstance(block.G, Identity) or not self._plain:
             candidates.append(self._norm(block.G) * self._of_value(unit.output))
         passed = None if self._plain else self._passed(k, unit, block)
-        total = torch.zeros(self._problem.network.outputs, dtype=torch.float64, device=self._problem.network.device)
-        for later in self._units[k + 1 :]:
-            if isinstance(later.block, Block) and later.hidden is not None and later.z is not None:
-                reach = self._paths.to(later.z).get(hidden)
-                if reach is not None:
-                    link = self._link(reach, later, later.block, passed)
-                    total = total + rest_slope(later.block.activation) * link * self.activations[later.hidden]
-        reach = self._paths.to(self._end).get(hidden)
-        candidates.append(total if reach is None else total + self._problem.final_norm(reach, self._norms))
+        later = self._levels[1 + next(place for place, level in enumerate(self._levels) if hidden in level) :]
+        candidates.append(self._sum((hidden,), later, passed))
+        return torch.stack(candidates).amin(dim=0)
+
+    def _bound_level(self, place: int) -> None:
+        """Bound the activations of a level, given all levels above it: one by one, and as one vector."""
+        level = tuple(number for number in self._levels[place] if number in self._bent)
+        for hidden in reversed(level):
+            k, unit = self._bent[hidden]
+            if not self._plain and unit.output != self._end:
+                self._of_value(unit.output)
+            assert isinstance(unit.block, Block)
+            self.activations[hidden] = self._of_activation(k, unit, unit.block, hidden)
+        if len(level) > 1:
+            alone = torch.stack([self.activations[hidden] for hidden in level])
+            separate = norm_upper_bound_of_vectors(alone, conjugate(self._problem.p), 0)
+            together = torch.minimum(separate, self._sum(level, self._levels[place + 1 :], None))
+            self._of_level[level] = together
+            for hidden in level:  # a part of a gradient is no longer than the whole
+                self.activations[hidden] = torch.minimum(self.activations[hidden], together)
+
+    def _sum(self, starts: Level, later: Sequence[Level], passed: dict[int, Tensor] | None) -> Tensor:
+        """Return the sum over paths to the output from activations of one level, as one vector."""
+        network = self._problem.network
+        total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
+        for level in later:
+            paths = {j: path for j in level if (path := self._path(self._bent[j][1].z, starts)) is not None}
+            if not paths:
+                continue
+            share, rests = torch.zeros_like(total), list[AbstractLinearMap]()
+            for j, path in paths.items():
+                unit = self._bent[j][1]
+                assert isinstance(unit.block, Block)
+                rho = rest_slope(unit.block.activation)
+                share = share + rho * self._link(path, unit, unit.block, passed) * self.activations[j]
+                rests.append(rho * path)
+            if len(rests) > 1 and level in self._of_level and (passed is None or all(map(_is_small, rests))):
+                share = torch.minimum(share, self._norm(on_top_of_each_other(rests)) * self._of_level[level])
+            total = total + share
+        end = self._path(self._end, starts)
+        total = total if end is None else total + self._problem.final_norm(end, self._norms)
         # A path through the sum rounds three times a unit; the final slack alone would not cover deep networks.
-        return inflate(torch.stack(candidates).amin(dim=0), gamma(4 * len(self._units) + 8))
+        return inflate(total, gamma(8 * len(self._units) + 8))
+
+    def _path(self, target: int | None, starts: Level) -> AbstractLinearMap | None:
+        """Return the path map to a value from activations side by side, or None where there is none."""
+        reach = {} if target is None else self._paths.to(target)
+        like = next((reach[start] for start in starts if start in reach), None)
+        if target is None or like is None:
+            return None
+        nodes = self._problem.network.nodes
+        shapes = [(nodes[start].shape, nodes[target].shape) for start in starts]
+        zeros = (Zero(*shape, like.dtype, like.device) for shape in shapes)
+        return side_by_side([reach.get(start, zero) for start, zero in zip(starts, zeros, strict=True)])
 
     def _of_value(self, value: int) -> Tensor:
         """Bound the gradient with respect to a value that a unit ends in, given those of later activations."""
@@ -194,9 +240,7 @@ class _GradientSizes(Generic[R]):
         parts = zip(unit.sources, unit.parts or (block.W,), strict=True)
         products = [self._norm(W) * passed[source] for source, W in parts if source in passed]
         product = torch.stack(products).sum(dim=0)
-        if min(reach.in_size, reach.out_size) * _widest(reach) > _CHAIN_ELEMENTS:
-            return product
-        return torch.minimum(self._norm(reach), product)
+        return torch.minimum(self._norm(reach), product) if _is_small(reach) else product
 
     def _of_unit(self, unit: Unit) -> Tensor:
         if unit.output not in self._constants:
@@ -216,6 +260,8 @@ def _through(A: AbstractLinearMap, G: AbstractLinearMap | None) -> AbstractLinea
     return A if G is None else A @ G
 
 
-def _widest(op: AbstractLinearMap) -> int:
+def _is_small(op: AbstractLinearMap) -> bool:
+    """Whether a map may be bounded as one."""
     factors = op.factors if isinstance(op, Composition) else (op,)
-    return max(max(factor.in_size, factor.out_size) for factor in factors)
+    widest = max(max(factor.in_size, factor.out_size) for factor in factors)
+    return min(op.in_size, op.out_size) * widest <= _CHAIN_ELEMENTS

@@ -1,9 +1,10 @@
 """`curvcert.curvature`: one entry to every curvature bound."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
+import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
@@ -38,7 +39,7 @@ class Compositional(AbstractCurvatureMethod):
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        return compositional_bound(problem, problem.norms, self.block_bounds)
+        return replace(compositional_bound(problem, problem.norms, self.block_bounds), methods=(self.name,))
 
 
 @final
@@ -86,7 +87,10 @@ class AnchoredCurvature(AbstractCurvatureMethod):
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        return anchored_curvature_bound(problem)
+        bound = anchored_curvature_bound(problem)
+        if reason_to_skip_crc(problem) is not None:
+            return bound
+        return replace(bound, value=torch.minimum(bound.value, crc_bound(problem).value))
 
 
 @final
@@ -139,7 +143,6 @@ def curvature(
             `itertools.combinations`.
         logit: i for the scalar f_i.
 
-    >>> import torch
     >>> from torch import nn
     >>> from curvcert.network import trace
     >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval()

@@ -7,7 +7,6 @@ from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Ball
-from curvcert.network.evaluation import Evaluation
 from curvcert.propagation.analysis import AtPoints, OverBalls, UnitFacts
 
 
@@ -32,11 +31,13 @@ def at_points(problem: Problem, x: Tensor) -> AtPoints:
     return unit_facts(problem).at(x)
 
 
-def over_balls(problem: Problem, evaluation: Evaluation | None = None) -> OverBalls:
-    """Return what holds over the balls of a local scope, or at the points of an anchored one, as balls of radius 0.
+def at_anchor(problem: Problem) -> AtPoints:
+    """Return what holds at the points of an anchored or local scope."""
+    return AtPoints(unit_facts(problem), problem.evaluation)
 
-    `evaluation` is that of the points, where it is known.
-    """
-    facts, x = unit_facts(problem), problem.anchor
+
+def over_balls(problem: Problem) -> OverBalls:
+    """Return what holds over the balls of a local scope, or at the points of an anchored one, as balls of radius 0."""
+    x = problem.anchor
     radius = problem.scope.r if isinstance(problem.scope, Ball) else torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    return OverBalls(facts, facts.at(x).evaluation if evaluation is None else evaluation, radius)
+    return OverBalls(unit_facts(problem), problem.evaluation, radius)

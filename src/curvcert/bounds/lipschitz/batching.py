@@ -24,7 +24,9 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
     """Apply a bound with one value a sample to pieces of the batch, and join the results."""
     if isinstance(problem.scope, Global):
         return bound(problem)
-    pieces = [bound(part) for part in _split(problem, piece_size(problem))]
+    spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES
+    size = max(1, spare // elements_per_sample(problem))
+    pieces = [bound(part) for part in _split(problem, size)]
     if len(pieces) == 1:
         return pieces[0]
     terms = zip(*(piece.per_layer for piece in pieces), strict=True)
@@ -34,12 +36,6 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
         scope=problem.scope,
         per_layer=tuple(_joined(term) for term in terms),
     )
-
-
-def piece_size(problem: Problem) -> int:
-    """Return how many samples are bounded at a time."""
-    spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES
-    return max(1, spare // elements_per_sample(problem))
 
 
 def elements_per_sample(problem: Problem) -> int:
@@ -55,20 +51,16 @@ def elements_per_sample(problem: Problem) -> int:
 
 
 def _split(problem: Problem, size: int) -> list[Problem]:
-    scope = problem.scope
+    scope, known = problem.scope, problem.evaluated
     assert isinstance(scope, Anchor | Ball)
     if len(scope.x) <= size:
         return [problem]
-    parts = range(0, len(scope.x), size)
-    return [
-        replace(
-            problem,
-            scope=Anchor(scope.x[i : i + size])
-            if isinstance(scope, Anchor)
-            else Ball(scope.x[i : i + size], scope.r[i : i + size]),
-        )
-        for i in parts
-    ]
+    pieces = []
+    for part in torch.arange(len(scope.x), device=scope.x.device).split(size):
+        x = scope.x[part]
+        evaluated = None if known is None else known.of_samples(part)
+        pieces.append(problem.over(Anchor(x) if isinstance(scope, Anchor) else Ball(x, scope.r[part]), evaluated))
+    return pieces
 
 
 def _joined(terms: tuple[LayerTerm, ...]) -> LayerTerm:

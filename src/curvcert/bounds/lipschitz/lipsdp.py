@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.analyses import at_points, over_balls
+from curvcert.bounds.lipschitz.analyses import at_anchor, over_balls
 from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.multipliers import QuadraticForm, best_multipliers, first_multipliers
 from curvcert.bounds.lipschitz.problem import Problem
@@ -151,7 +151,7 @@ def _slopes(problem: Problem, scaled: _Scaled) -> Iterator[tuple[Tensor, Tensor]
     if isinstance(scope, Global):
         yield scaled.form.alpha, scaled.form.beta
         return
-    found = at_points(problem, scope.x).seen if isinstance(scope, Anchor) else over_balls(problem).slopes
+    found = at_anchor(problem).seen if isinstance(scope, Anchor) else over_balls(problem).slopes
     parts = [found[k] for level in scaled.maps.levels for k in level]
     lower = torch.cat([part.lower.flatten(1) for part in parts], dim=1) * ratio
     upper = torch.cat([part.upper.flatten(1) for part in parts], dim=1) * ratio

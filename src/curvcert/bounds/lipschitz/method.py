@@ -83,14 +83,21 @@ def run_all(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -
 def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Problem) -> Bound:
     """Return the least of several bounds, sample by sample and pair by pair.
 
-    `method` names the winners, `per_layer` is that of the most frequent one, and `skipped` says which methods did
-    not apply, and why.
+    `method` and `methods` name the winners, `per_layer` is that of the most frequent one, and `skipped` says which
+    methods did not apply, and why.
     """
     values = torch.stack([bound.value for bound in bounds])
     counts = torch.bincount(values.argmin(dim=0).flatten(), minlength=len(bounds)).tolist()
-    names = [bound.method for bound, count in zip(bounds, counts, strict=True) if count]
+    winners = [bound for bound, count in zip(bounds, counts, strict=True) if count]
     best = bounds[counts.index(max(counts))]
     reasons = (method.reason_to_skip(problem) for method in methods)
     skipped = tuple(reason for reason in reasons if reason is not None)
     scope = Global() if all(isinstance(b.scope, Global) for b in bounds) else problem.scope
-    return replace(best, value=values.amin(dim=0), scope=scope, method=" / ".join(names), skipped=skipped)
+    return replace(
+        best,
+        value=values.amin(dim=0),
+        scope=scope,
+        method=" / ".join(bound.method for bound in winners),
+        methods=tuple(dict.fromkeys(name for bound in winners for name in bound.methods)),
+        skipped=skipped,
+    )

@@ -160,6 +160,7 @@ def lipschitz(
             `itertools.combinations`.
         logit: i for the scalar f_i.
 
+    >>> import torch
     >>> from torch import nn
     >>> from curvcert.network import trace
     >>> net = trace(nn.Linear(2, 1, bias=False).requires_grad_(False).eval(), torch.zeros(1, 2))

@@ -1,7 +1,7 @@
 """What a Lipschitz bound is asked for: a network, read out as needed, norms and a scope."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar, cast
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from curvcert.bounds.types import Anchor, Ball, Global, Scope
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
+from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.norm_rule import AbstractNorms, R
@@ -33,13 +34,24 @@ class Problem:
     scalars: bool = False
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
+    evaluated: Evaluation | None = field(default=None, repr=False)
+    """The network at the points of the scope, where that is known already."""
     _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
-        """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value."""
+        """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value.
+
+        What is kept holds in every scope.
+        """
         if name not in self._known:
             self._known[name] = compute()
         return cast(T, self._known[name])
+
+    def over(self, scope: Scope, evaluated: Evaluation | None = None) -> "Problem":
+        """Return the same question about another scope, with all that is known of it."""
+        other = replace(self, scope=scope, evaluated=evaluated)
+        object.__setattr__(other, "_known", self._known)
+        return other
 
     def final_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
         """Return the p -> q norm of a last map, or the norm of each of its rows as a functional."""
@@ -60,6 +72,17 @@ class Problem:
         if isinstance(self.scope, Global):
             return value
         return value.expand(len(self.scope.x), *value.shape)
+
+    def __post_init__(self) -> None:
+        if self.evaluated is not None and not torch.equal(self.evaluated.values[0].value, self.anchor):
+            raise InvalidInput("The evaluation of a problem is that of the points of its scope.")
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The network at the points of an anchored or local scope."""
+        if self.evaluated is not None:
+            return self.evaluated
+        return evaluate_with_error(self.network, self.anchor, self.norms)
 
     @cached_property
     def anchor(self) -> Tensor:

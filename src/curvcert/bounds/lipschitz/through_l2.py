@@ -34,6 +34,7 @@ def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float
             q=problem.q,
             scope=bound.scope if isinstance(bound.scope, Global) else scope,
             method=f"{bound.method} through l2",
+            methods=(*bound.methods, "through l2"),
         )
         for bound in run_all(methods, replace(problem, p=2.0, q=2.0, scope=wider), floor)
     ]

@@ -1,20 +1,23 @@
 """Ways to certified radii, one file each, and the plan that runs them."""
 
-from curvcert.certificates.methods.anchored import AnchoredRadius
+from curvcert.certificates.methods.anchored import AnchoredLipschitzRadius, AnchoredRadius
 from curvcert.certificates.methods.constants import ByConstants, CurvatureRadius, LipschitzRadius
 from curvcert.certificates.methods.line import LineRadius
 from curvcert.certificates.methods.linear import LinearRadius
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.quadratic import QuadraticRadius
 from curvcert.certificates.methods.shell import ShellRadius
 
 CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
     method.name: method
     for method in (
         LipschitzRadius("lipschitz", "auto"),
+        AnchoredLipschitzRadius(),
         AnchoredRadius(),
         ShellRadius(),
         LineRadius(),
         LinearRadius(),
+        QuadraticRadius(),
         *(LipschitzRadius(bound, bound) for bound in ("product", "liplt", "lipsdp-recursion")),
         *(CurvatureRadius(bound, bound) for bound in ("compositional", "unrolled", "crc")),
     )

@@ -40,10 +40,10 @@ class ByConstants(AbstractStep):
 
     def run(self, samples: Samples) -> None:
         """Add "lipschitz", "curvature" and "combined"."""
-        L, K = samples.question.constants.names
-        samples.add("lipschitz", by_lipschitz(samples), L)
-        samples.add("curvature", by_curvature(samples), K)
-        samples.add("combined", by_both(samples), f"{K} with {L}")
+        (L, K), (by_L, by_K) = samples.question.constants.names, samples.question.constants.made_by
+        samples.add("lipschitz", by_lipschitz(samples), L, by_L)
+        samples.add("curvature", by_curvature(samples), K, by_K)
+        samples.add("combined", by_both(samples), f"{K} with {L}", tuple(dict.fromkeys((*by_K, *by_L))))
 
 
 @final

@@ -1,0 +1,145 @@
+"""The quadratic certificate: Taylor models of order 2 over a ball, whose radius is searched for with all pairs at once.
+
+Models are dear to make and quick to ask.  They are made once, a little beyond the radius that is known or that linear
+relaxation proves, and lose nothing within a fifth of it; what they say of any radius is a proof.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from curvcert.activations.base import no_curvature
+from curvcert.certificates.constants import Tables
+from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
+from curvcert.certificates.methods.linear import require_small, shared_facts
+from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.errors import UnsupportedModule
+from curvcert.memory import spare_elements
+from curvcert.network import Network
+from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
+from curvcert.propagation.analysis import covector_numbers
+from curvcert.propagation.coordinates import Coordinates, coordinates
+from curvcert.propagation.reach import NetworkFacts
+from curvcert.propagation.taylor import TaylorModels
+
+AUTO_NUMBERS = 2**21
+"""Covectors of all layers of one sample hold at most this many numbers where "auto" makes models."""
+
+BEYOND = 1.15
+"""How far beyond linear relaxation's radius, or the one that is known, models are made."""
+
+MOST_GAIN = 2.5
+"""Models are not made where linear relaxation does not prove the radius over this: they never gained as much."""
+
+_ROUGH = 0.1
+"""How near linear relaxation's radius needs to be known."""
+
+_CHUNK_ELEMENTS, _MATRICES = 2**24, 18
+"""Numbers that models may take on a processor, and matrices that each output keeps."""
+
+
+@final
+@dataclass(frozen=True)
+class QuadraticRadius(AbstractCertificateMethod):
+    """Taylor models of order 2 over the ball; every activation needs a second derivative that is bounded."""
+
+    name: str = "quadratic"
+    way: str = "quadratic"
+    in_auto: bool = False
+
+    @property
+    def tables(self) -> Tables:
+        """It needs no constants."""
+        return Tables()
+
+    def steps(self, question: Question) -> Sequence[AbstractStep]:
+        """Refuse kinks, and inputs that are too many; leave wide networks to the other methods in "auto"."""
+        require_smooth(question.network)
+        reason = Coordinates.reason_to_skip(question.network)
+        if reason is not None:
+            raise UnsupportedModule(reason)
+        facts = shared_facts(question)
+        require_small(question, facts, AUTO_NUMBERS)
+        return [_ByModels(facts)]
+
+
+def require_smooth(network: Network) -> None:
+    """Raise where an activation has no second derivative, or its curvature was not declared.
+
+    Raises:
+        UnsupportedActivation, UnsupportedModule: naming it.
+    """
+    for node in network.nodes:
+        if isinstance(node, MaxPoolNode):
+            raise UnsupportedModule(f"{node.name}: max-pooling has kinks, and no second derivative.")
+        if isinstance(node, ElementwiseNode) and node.activation.curvature is None:
+            raise no_curvature(node.activation)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _ByModels(AbstractStep):
+    facts: NetworkFacts
+    way: str = "quadratic"
+    cost: int = 80
+
+    def run(self, samples: Samples) -> None:
+        question, known = samples.question, samples.known
+        found = torch.where(samples.unbounded[:, None], known, torch.nan)
+        size = max(1, spare_elements(samples.x.device, _CHUNK_ELEMENTS) // self._numbers)
+        for index in parts_of(samples.open_, size):
+            centres = Centres.about(self.facts, samples, index)
+            found[index] = self._decided(centres, question) if question.epsilons else self._searched(centres, question)
+        if not question.alone:
+            # What it does not raise it is not named for.
+            found = torch.where(found > known, found, torch.nan)
+        samples.add("quadratic", found)
+
+    def _decided(self, centres: Centres, question: Question) -> Tensor:
+        """Make models at every radius that is to be decided, where linear relaxation leaves a hope."""
+
+        def rises(index: Tensor, radius: Tensor) -> Tensor:
+            rise = torch.full_like(centres.margin[index], torch.inf)
+            hope = self._hope(centres.part(index), radius).nonzero().flatten()
+            if len(hope):
+                rise[hope] = _models(centres.part(index[hope]), radius[hope]).rise(radius[hope])
+            return rise
+
+        return decided_radii(centres, question.epsilons, rises)
+
+    def _searched(self, centres: Centres, question: Question) -> Tensor:
+        """Make models once, and search with them."""
+        found = torch.zeros_like(centres.margin)
+        hope = torch.ones_like(centres.known) > 0 if question.alone else self._hope(centres, centres.guess)
+        index = hope.nonzero().flatten()
+        if len(index) == 0:
+            return found
+        part = centres.part(index)
+        if question.alone:
+            near = largest_radii(part, part.relaxed, _ROUGH).amin(dim=1)
+            part = replace(part, guess=torch.where(near > 0, near, part.guess))
+        near = part.guess
+        models = _models(part, BEYOND * near)
+
+        def rises(open_: Tensor, radius: Tensor) -> Tensor:
+            return models.rise(near.index_put((open_,), radius))[open_]
+
+        found[index] = largest_radii(part, rises)
+        return found
+
+    def _hope(self, centres: Centres, radius: Tensor) -> Tensor:
+        """Whether linear relaxation comes near enough."""
+        everything = torch.arange(len(radius), device=radius.device)
+        return (centres.used_up(centres.relaxed(everything, radius / MOST_GAIN), everything) < 1).all(dim=1)
+
+    @property
+    def _numbers(self) -> int:
+        network = self.facts.network
+        return covector_numbers(self.facts) + _MATRICES * network.outputs * coordinates(network) ** 2
+
+
+def _models(centres: Centres, radius: Tensor) -> TaylorModels:
+    return TaylorModels(centres.facts, centres.evaluation, centres.rows, radius)
