@@ -60,7 +60,7 @@ def unrolled(
     side: str = "both",
 ) -> list[Array]:
     """Return what each block adds to the curvature of all f_i - f_j at most, from above, below or both sides."""
-    entries, found = gradient_entries(blocks, sizes), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
+    entries, found = gradient_entries(blocks, sizes, values), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
     previous: Piece | None = None
     for k, (piece, part) in enumerate(zip(blocks.pieces, growth.parts, strict=True)):
         if piece.act is None or piece.W is None:
@@ -71,7 +71,10 @@ def unrolled(
         square = raised(L * L)
         omega = min(hadamard(piece.W), raised(part.W * float(row_lengths(piece.W, 2).max())))
         weighed = weights(piece, entries[k], side)
-        best = up(np.minimum(sizes[k] * omega * square * piece.act.c, square * _by_entries(piece.W, weighed)), 8)
+        best = np.minimum(sizes[k] * omega * square * piece.act.c, square * _by_entries(piece.W, weighed))
+        # In l2 a sum of w_l |J_l a| |J_l b| is at most the largest w_l times the squared constant of z.
+        best = np.minimum(best, np.minimum(weighed.max(axis=1), sizes[k] * piece.act.c) * growth.inner[k] ** 2)
+        best = up(best, 8)
         if piece is not blocks.last:
             best = np.minimum(best, values[piece.output] * _block_curvature(piece, part) * square)
         if metric is not None and metric.matrix is not None:
