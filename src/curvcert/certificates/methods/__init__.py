@@ -1,7 +1,7 @@
 """Ways to certified radii, one file each, and the plan that runs them."""
 
 from curvcert.certificates.methods.anchored import AnchoredLipschitzRadius, AnchoredRadius
-from curvcert.certificates.methods.constants import ByConstants, CurvatureRadius, LipschitzRadius
+from curvcert.certificates.methods.constants import WAYS, ByConstants, CurvatureRadius, LipschitzRadius
 from curvcert.certificates.methods.line import LineRadius
 from curvcert.certificates.methods.linear import LinearRadius
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
@@ -24,8 +24,12 @@ CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
 }
 """The rows of `certify`; "auto" runs all that say so."""
 
+RADII = tuple(dict.fromkeys((*WAYS, *(method.way for method in CERTIFICATE_METHODS.values()))))
+"""The names that radii may have in a certificate."""
+
 __all__ = [
     "CERTIFICATE_METHODS",
+    "RADII",
     "AbstractCertificateMethod",
     "AbstractStep",
     "ByConstants",
