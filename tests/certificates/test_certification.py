@@ -160,7 +160,15 @@ class TestSummaries:
         x, _ = digits()
         cert = certify(network, x)
         wins = cert.curvature_wins
-        assert bool((cert.curvature_radius[wins] >= cert.lipschitz_radius[wins] * (1 - 1e-9)).all())
+        zeroth = cert.lipschitz_radius.fmax(cert.radii.get("anchored-lipschitz", cert.lipschitz_radius))
+        assert bool((cert.curvature_radius[wins] >= zeroth[wins] * (1 - 1e-9)).all())
+        assert bool((cert.comparison_known == cert.correct).all())
+
+    @pytest.mark.parametrize("method", ["lipschitz", "anchored-lipschitz", "unrolled", "anchored"])
+    def test_nothing_is_compared_where_only_one_side_is_known(self, method: str) -> None:
+        network, _ = digits_network()
+        cert = certify(network, digits(5)[0], method=method)
+        assert not bool((cert.comparison_known | cert.curvature_wins).any())
 
 
 class TestBatches:

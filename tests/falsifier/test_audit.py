@@ -56,7 +56,7 @@ def test_nothing_is_found_against_us(small) -> None:
 def test_the_audit_goes_over_the_table(small) -> None:
     assert small.networks == 10 and len(small.families) >= 5 and len(small.families.keys() & GRAPHS.keys()) >= 4
     assert len(small.activations) >= 8
-    assert small.findings.checks.keys() == {"lipschitz", "curvature", "radius", "witness"}
+    assert small.findings.checks.keys() == {"lipschitz", "curvature", "radius", "witness", "output"}
     cells = " | ".join(small.cells)
     for method in (*LIPSCHITZ_METHODS, *CURVATURE_METHODS, "auto"):
         assert f" {method}," in cells, method
@@ -220,7 +220,8 @@ def test_the_command_reports_counts(small) -> None:
     counts = json.loads(result.stdout)
     assert counts["networks"] == 1 and counts["violations"] == 0 and counts["files"] == []
     table = counts_table(small)
-    assert "0 violations" in str(table.title) and table.row_count == 4 + len(small.findings.searches)
+    found = small.findings
+    assert "0 violations" in str(table.title) and table.row_count == len(found.checks) + len(found.searches)
     assert small.refused_networks == 0 and not small.refusals
 
 

@@ -29,9 +29,10 @@ class Certificate:
         correct: whether the network gives that class at the input itself.
         radius: the best certified radius, rounded down; 0 where not correct.
         radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
-            "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
-            global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
-            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
+            "lipschitz", by Lipschitz constants, "anchored-lipschitz", by those with the sample fixed; "curvature" and
+            "anchored", by the gradient and a curvature constant, global or with the sample fixed; "combined", by
+            global Lipschitz constants and either curvature; "shell", by bounds over balls; "line"; "linear", by linear
+            relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
         method: the method behind `radius`, in words, for each sample.
         proven_by: for each of these, the names of the methods that it puts together.
@@ -41,7 +42,8 @@ class Certificate:
         search_radius: the distance of the nearest misclassified point that a search such as PGD found, see
             `with_search`; inf where none, 0 where not correct.
         margin: f_y - max f_i, rounded down.
-        curvature_wins: whether the condition of `prop:compare` holds.
+        curvature_wins: whether the condition of `prop:compare` holds, by the larger radius of both Lipschitz constants.
+        comparison_known: whether the sample is correct and both radii were computed; other samples do not count.
         p: the norm of the radii.
         assumes: what a user declared about the activations, and we only sampled.
         box: the range of valid inputs, where one was given; every witness lies in it.
@@ -64,6 +66,7 @@ class Certificate:
     search_radius: Tensor
     margin: Tensor
     curvature_wins: Tensor
+    comparison_known: Tensor
     p: float
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

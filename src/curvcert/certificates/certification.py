@@ -115,10 +115,10 @@ def certify(
         x: inputs, with the batch dimension; or a DataLoader, or any iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
-        method: "auto" (the best of all, a sample), "lipschitz", "anchored", "shell" (or "local": bounds over
-            balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in l2,
-            see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
-            `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
+        method: "auto" (the best of all, a sample), "lipschitz", "anchored-lipschitz" (with the sample fixed),
+            "anchored", "shell" (or "local": bounds over balls, see `certificates.shell`), "line" (the network along the
+            gradient and curvature across it, in l2, see `certificates.line`), "linear" (linear relaxation over balls,
+            kinks included, see `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
             `certificates.methods.quadratic`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
             "compositional", "unrolled", "crc".
         box: (lo, hi), the range of valid inputs: numbers, or tensors of the shape of an input or of x.  It limits
@@ -322,8 +322,12 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
     radii = samples.radii
     if request.only is not None:
         radii = {request.only: radii.get(request.only, samples.none)}
-    shortest = radii.get("lipschitz", torch.full_like(points.margin, torch.nan)).amin(dim=1)
+    # The paper's condition compares with the best radius by Lipschitz constants, global or from the sample on.
+    zeroth = (radii.get(name, samples.none).amin(dim=1) for name in ("lipschitz", "anchored-lipschitz"))
+    shortest = torch.fmax(*zeroth)
     wins = curvature_beats_lipschitz(points.margin, points.gradient_norm, samples.K, shortest[:, None])
+    wins = wins.scatter(1, points.label[:, None], True).all(dim=1)
+    compared = ~shortest.isnan() & ~samples.K.scatter(1, points.label[:, None], 0.0).isnan().any(dim=1)
     names = list(radii)
     stacked = torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()])
     pair_radius = stacked.amax(dim=0)
@@ -351,7 +355,8 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
         witness_points=witness[shown],
         search_radius=torch.where(points.correct, torch.inf, 0.0).to(torch.float64),
         margin=points.margin.amin(dim=1),
-        curvature_wins=wins.scatter(1, points.label[:, None], True).all(dim=1) & points.correct,
+        curvature_wins=wins & compared & points.correct,
+        comparison_known=compared & points.correct,
         p=question.p,
         assumes=question.network.assumes,
         notes=request.notes,

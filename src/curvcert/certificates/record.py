@@ -34,6 +34,7 @@ _PER_SAMPLE = {
     "label": "<i8",
     "correct": "|b1",
     "curvature_wins": "|b1",
+    "comparison_known": "|b1",
     "method": "<i8",
     "radius": "<f8",
     "attack_radius": "<f8",
@@ -212,7 +213,7 @@ def _require_box(path: Path | str, arrays: Arrays, inside: bool) -> None:
 
 def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Arrays) -> None:
     label, correct, radius = arrays["label"], arrays["correct"].astype(bool), arrays["radius"]
-    raw = arrays["correct"].view(np.uint8), arrays["curvature_wins"].view(np.uint8)
+    raw = (arrays[name].view(np.uint8) for name in ("correct", "curvature_wins", "comparison_known"))
     _require(path, all(bool((flags <= 1).all()) for flags in raw), "a truth value is neither 0 nor 1")
     _require(path, bool(((label >= 0) & (label < header["classes"])).all()), "a label is not a class")
     codes = arrays["method"]
@@ -224,6 +225,8 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, not bool(np.isnan(arrays["margin"]).any()), "margin has a NaN")
     least = np.where(correct, arrays["pair_radius"].min(axis=1), 0.0)
     _require(path, bool((radius == least).all()), "a radius is not the least of its pairs'")
+    known, wins = arrays["comparison_known"].astype(bool), arrays["curvature_wins"].astype(bool)
+    _require(path, bool((correct | ~known).all() and (known | ~wins).all()), "a comparison is told and not known")
     _require(path, bool((radius[~correct] == 0).all()), "a misclassified sample has a radius")
     _require(path, bool((arrays["attack_radius"][~correct] == 0).all()), "a misclassified sample has an attack radius")
     nearest = np.minimum(arrays["attack_radius"], arrays["search_radius"])

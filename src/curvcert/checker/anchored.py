@@ -89,7 +89,7 @@ def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: lis
         there = min(before, _norm(jacobians.read[k]))
         if piece is not blocks.last:
             K[piece.output] = min(_step(facts, k, view, known, before, there), facts.curvatures[piece.output])
-    found = _last_step(facts, views[-1], stacked_size(known, 2), before, there, label)
+    found = _last_step(facts, views[-1], known, before, there, label)
     found = np.minimum(found, up(total, 8 * len(blocks.pieces) + 8))
     found[label] = 0.0
     return found
@@ -240,12 +240,14 @@ def _bilinear(facts: Facts, k: int, weights: Array) -> Array:
     return np.minimum(found, [weighted_eigenvalue(W, d) if d.any() else 0.0 for d in weights])
 
 
-def _last_step(facts: Facts, view: Seen | None, K: float, L: float, jacobian: float, label: int) -> Array:
+def _last_step(facts: Facts, view: Seen | None, known: list[float], L: float, jacobian: float, label: int) -> Array:
     part, piece, k = facts.parts[-1], facts.blocks.last, len(facts.parts) - 1
-    rows, outer, skip = read_outs(facts.blocks, label)
+    K, (rows, outer, skip) = stacked_size(known, 2), read_outs(facts.blocks, label)
     straight = np.zeros(facts.blocks.classes) if skip is None else row_lengths(skip, 2)
     if view is None or piece.W is None or piece.act is None:
-        return up(straight * K)
+        assert skip is not None
+        by_parts = [row_lengths(A, 2) * one for A, one in zip(piece.split(skip), known, strict=True)]
+        return up(np.minimum(straight * K, np.sum(by_parts, axis=0)), 8 + 2 * len(known))
     size = facts.parts[k].W
     omega = _bilinear(facts, k, up(view.c * outer.size))
     whole = functional_steps(piece, part, outer, skip, 2.0)

@@ -25,7 +25,7 @@ _NUMBERS = (
     "margin",
 )
 _OTHERS = {
-    *("correct", "curvature_wins", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"),
+    *("correct", "curvature_wins", "comparison_known", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"),
     *("witness_index", "witness_points"),
 }
 _RADII = "radii."
@@ -45,6 +45,7 @@ class Claims:
     label: NDArray[np.int64]
     correct: NDArray[np.bool_]
     wins: NDArray[np.bool_]
+    compared: NDArray[np.bool_]
     proven_by: tuple[frozenset[str], ...]
     radius: Array
     radii: dict[str, Array]
@@ -94,7 +95,7 @@ def read_claims(path: Path | str) -> Claims:
         content.refuse(f"missing or unknown header fields {sorted(set(content.header) ^ _FIELDS)}")
     n, classes, in_shape, p = _sizes(content)
     numbers: dict[str, Array] = {name: content.array(name, "<f8", (n,)) for name in _NUMBERS}
-    flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins")}
+    flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins", "comparison_known")}
     methods = _texts(content, "methods")
     codes = content.array("method", "<i8", (n,))
     if bool(((codes < 0) | (codes >= len(methods))).any()):
@@ -120,6 +121,7 @@ def read_claims(path: Path | str) -> Claims:
         label=content.array("label", "<i8", (n,)),
         correct=flags["correct"],
         wins=flags["curvature_wins"],
+        compared=flags["comparison_known"],
         proven_by=tuple(proven_by[code] for code in codes),
         pair_radius=content.array("pair_radius", "<f8", (n, classes)),
         L=content.array("L", "<f8", (classes, classes)),
@@ -209,6 +211,8 @@ def _require_consistency(content: Content, claims: Claims, classes: int) -> None
         (bool((radius[correct] <= nearest[correct]).all()), "a radius reaches beyond a misclassified point"),
         (bool((np.diff(index) > 0).all()), "the samples with a witness are not given in order"),
         (bool(((index >= 0) & (index < len(correct))).all()), "a witness is that of no sample"),
+        (bool((correct | ~claims.compared).all()), "a misclassified sample is compared"),
+        (bool((claims.compared | ~claims.wins).all()), "a curvature radius wins where nothing is compared"),
         (bool((claims.margin[correct] > 0).all()), "a sample is called correct with a margin of 0 or less"),
     )
     for holds, otherwise in rules:

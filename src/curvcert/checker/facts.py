@@ -57,12 +57,12 @@ class Facts:
     @cached_property
     def value_gradients(self) -> dict[int, Array]:
         """Bounds on the gradients with respect to the values between blocks, for every pair."""
-        return value_gradients(self.blocks, self.parts)
+        return value_gradients(self.blocks, self.parts, self.gradient_sizes)
 
     @cached_property
     def gradient_sizes(self) -> list[Array]:
         """Bounds on the gradients with respect to the activations, for every pair."""
-        return gradient_sizes(self.blocks, self.growth, self.value_gradients)
+        return gradient_sizes(self.blocks, self.growth, value_gradients(self.blocks, self.parts))
 
     @cached_property
     def hadamards(self) -> list[float]:

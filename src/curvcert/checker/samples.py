@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.anchored import anchored_curvatures, views_of
+from curvcert.checker.anchored import anchored_curvatures, growth_seen, slopes_seen, views_of
 from curvcert.checker.evaluation import Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.findings import (
     BALLS,
     CURVATURE,
     LIPSCHITZ,
+    SEEN,
     Unproven,
     findings_of,
     require,
     require_proof,
 )
 from curvcert.checker.lipschitz import DUAL
-from curvcert.checker.outward import Array, U, lengths
+from curvcert.checker.outward import Array, U, lengths, up
 from curvcert.checker.radii import Point, proven_by_balls, proven_by_constants
 from curvcert.checker.search import bends_more_than, misclassified_within, steeper_than
 from curvcert.checker.tables import Tables, too_small
@@ -74,6 +75,7 @@ class _Sample:
         self.x, self.k, self.label = x, k, int(tables.claims.label[k])
         self._point: Point | None = None
         self._K: Array | None = None
+        self._L_seen: Array | None = None
 
     def check_identity(self, label: int | None) -> None:
         """Require the input and the label to be those of the certificate."""
@@ -168,6 +170,19 @@ class _Sample:
             return none
         return own
 
+    @property
+    def L_seen(self) -> Array:
+        """The checker's own Lipschitz constants for the label as seen from the input; never above the global ones."""
+        if self._L_seen is None:
+            facts, p, L = self.facts, self.claims.p, self.tables.L[self.label]
+            slopes = slopes_seen(facts, self.point.passed)
+            # ||x||_2 <= n^(1/2 - 1/p) ||x||_p for p > 2, and ||x||_2 <= ||x||_1.
+            for norm, factor in {p: 1.0, 2.0: float(up(np.sqrt(self.x.size))) if p == np.inf else 1.0}.items():
+                growth = growth_seen(facts, slopes, norm)
+                L = L if growth is None else np.minimum(L, up(factor * growth.pairs(self.label)))
+            self._L_seen = L
+        return self._L_seen
+
     def check_constants(self) -> None:
         """Require the curvature constants in use, and no gradient here to be longer than a Lipschitz constant."""
         label, others, claimed = self.label, self.point.others, self.claims.K_used[self.k]
@@ -196,14 +211,16 @@ class _Sample:
         """Require the radii that constants alone give."""
         none, K, L = np.full_like(self.K, np.inf), self.K, self.tables.L[self.label]
         by_formula = {"lipschitz": (none, L), "curvature": (K, none), "anchored": (K, none), "combined": (K, L)}
+        if not np.isnan(self.claims.radius_by("anchored-lipschitz", self.k)):
+            by_formula["anchored-lipschitz"] = none, self.L_seen
         for name, constants in by_formula.items():
             radius = self.claims.radius_by(name, self.k)
             if not np.isnan(radius):
                 need = np.full_like(K, self.needed(radius))
                 proven = proven_by_constants(self.point, need, *constants)
                 text = f"the {name} radius {radius:.9g} is more than is proven"
-                engine = self._engine("L" if name == "lipschitz" else "KL" if name == "combined" else "K")
-                self._require_radius(np.where(proven, 0.0, need), text, engine)
+                tables = {"lipschitz": "L", "anchored-lipschitz": "L", "combined": "KL"}.get(name, "K")
+                self._require_radius(np.where(proven, 0.0, need), text, self._engine(tables))
 
     def _engine(self, tables: str) -> bool:
         """Whether the checker has rules as good as those that constants came by: else it cannot tell."""
@@ -233,8 +250,11 @@ class _Sample:
         require("misclassified" not in named, "a correct sample is called misclassified")
         require(balls or "line" not in named, "the method is called line, which is one of smooth networks in l2")
         pair = self.needed(claims.pair_radius[k])
-        known = named <= LIPSCHITZ | CURVATURE | (BALLS if claims.p == 2 else set())
+        known = named <= LIPSCHITZ | SEEN | CURVATURE | (BALLS if claims.p == 2 else set())
         open_ = np.where(proven_by_constants(point, pair, *self.constants), 0.0, pair)
+        if open_.any() and not np.isnan(claims.radius_by("anchored-lipschitz", k)):
+            none = np.full_like(pair, np.inf)
+            open_ = np.where(proven_by_constants(point, open_, none, self.L_seen), 0.0, open_)
         if balls and open_.any():
             # A line takes along what shells know: shells alone do not reach its radius.
             order = ("line", "shell") if "line" in named else ("shell", "line", "shell")
@@ -254,7 +274,7 @@ class _Sample:
 
     def _tables_of(self, named: frozenset[str]) -> str:
         """Return the tables that methods take their constants from."""
-        return ("L" if named & LIPSCHITZ else "") + ("K" if named & CURVATURE else "")
+        return ("L" if named & (LIPSCHITZ | SEEN) else "") + ("K" if named & CURVATURE else "")
 
     @property
     def _named(self) -> tuple[frozenset[str], bool]:
@@ -278,19 +298,24 @@ class _Sample:
             return
         (K, L), none = self.constants, np.full_like(self.K, np.inf)
         radius = float(self.needed(self.claims.radius[self.k]))
+        L = self.L_seen if named & SEEN else L
         used = (K if "K" in tables else none), (L if "L" in tables else none)
         proven = proven_by_constants(self.point, np.where(pair <= radius, radius, 0.0), *used)
         text = "the radius is more than the method that it names proves"
         require_proof(bool(proven.all()), text, self._engine(tables))
 
     def check_comparison(self) -> None:
-        """Recompute the paper's condition where it is said to hold; too close to call within a part in a million."""
-        if not self.claims.wins[self.k]:
-            return
-        shortest, rest, point = self.claims.radius_by("lipschitz", self.k), self.point.others, self.point
+        """Recompute the paper's condition where it is said to hold; too close to call within a part in a million.
+
+        Whether it is known is whether the file has both sides of it.
+        """
+        L, seen = (self.claims.radius_by(name, self.k) for name in ("lipschitz", "anchored-lipschitz"))
+        shortest, rest, point = float(np.fmax(L, seen)), self.point.others, self.point
         used = self.claims.K_used[self.k][rest]
         known = not np.isnan(shortest) and not np.isnan(used).any()
-        require(known, "the curvature radius is said to win with nothing to compare")
+        require(known == bool(self.claims.compared[self.k]), "what is compared is not what there is to compare")
+        if not self.claims.wins[self.k]:
+            return
         left = used * shortest**2
         right = 2 * (point.m[rest] - point.g[rest] * shortest)
         clear = _CLEAR * (np.abs(left) + 2 * (point.m[rest] + point.g[rest] * shortest))

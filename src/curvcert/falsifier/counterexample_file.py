@@ -20,7 +20,7 @@ from curvcert.tensor_files import Arrays, read_tensor_file, write_tensor_file
 KIND, VERSION = "curvcert-counterexample", 2
 
 _POINTS = ("x", "y", "covector", "centre")
-_NUMBERS = ("radius", "claimed")
+_NUMBERS = ("radius", "claimed", "offset")
 _WORDS = ("kind", "scope", "source")
 _INTEGERS = ("label", "rival")
 

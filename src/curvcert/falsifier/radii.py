@@ -14,7 +14,7 @@ from torch import Tensor
 from curvcert.boxes import Box
 from curvcert.certificates import Certificate
 from curvcert.errors import InvalidInput
-from curvcert.falsifier.ascent import column, known, within
+from curvcert.falsifier.ascent import column, known, unblocked, within
 from curvcert.falsifier.counterexample import Counterexample, Kind, replay
 from curvcert.falsifier.findings import Findings, together
 from curvcert.network import Network
@@ -155,6 +155,7 @@ class _Hunt:
         where = x
         for k in range(self.steps + 1):
             lead, gradient = self._lead(point, label, rival)
+            gradient = gradient if box is None else unblocked(gradient, point, box.sides(point))
             better = lead > best
             best, where = torch.where(better, lead, best), torch.where(column(better, x), point, where)
             direction = known(steepest_direction(gradient, self.cert.p), outward)

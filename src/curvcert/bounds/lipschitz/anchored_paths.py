@@ -46,7 +46,7 @@ def path_constants(problem: Problem, slopes: Mapping[int | None, Slopes], values
     `slopes` holds those of every activation by its number.  Nothing is returned where the maps would be too large, or
     where the norm is none of 1, 2 and inf.
     """
-    if not _applies(problem):
+    if reason_against_paths(problem) is not None:
         return {}
     nodes, end = problem.network.nodes, len(problem.network.nodes) - 1
     affine = tuple(k for k in values if k != end and not isinstance(nodes[k], ElementwiseNode))
@@ -64,12 +64,18 @@ def path_constants(problem: Problem, slopes: Mapping[int | None, Slopes], values
     return {k: torch.cat([found[k] for found in pieces]) for k in pieces[0]}
 
 
-def _applies(problem: Problem) -> bool:
+def reason_against_paths(problem: Problem) -> str | None:
+    """Say why the maps are not formed, or None."""
     nodes = problem.network.nodes
+    if any(isinstance(node, MaxPoolNode) for node in nodes):
+        return "no rule for a MaxPool"
+    if problem.p not in (1.0, 2.0, math.inf) or not (problem.scalars or problem.q == problem.p):
+        return "paths are bounded for p = q = 1, 2 and inf"
     neurons = sum(_numel(node) for node in nodes if isinstance(node, ElementwiseNode))
-    known = problem.p in (1.0, 2.0, torch.inf) and (problem.scalars or problem.q == problem.p)
-    fits = 0 < neurons * (neurons + _numel(nodes[0])) <= _ELEMENTS
-    return known and fits and not any(isinstance(node, MaxPoolNode) for node in nodes)
+    elements = neurons * (neurons + _numel(nodes[0]))
+    if neurons == 0:
+        return "there is no activation"
+    return f"maps of {elements:.2g} numbers for each sample (over {_ELEMENTS})" if elements > _ELEMENTS else None
 
 
 def _numel(node: AbstractNode) -> int:
