@@ -8,7 +8,6 @@ import torch
 
 from curvcert.activations import SIN, anchored_curvature_range, second_derivative_range
 from curvcert.bounds.curvature import curvature
-from curvcert.bounds.curvature.local import ball_curvatures
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import make_problem
@@ -18,6 +17,7 @@ from curvcert.falsifier.bound_search import BoundSearch, Target
 from curvcert.falsifier.random_networks import FAMILIES
 from curvcert.network import Affine, Network
 from curvcert.operators import Dense
+from curvcert.propagation.slopes import curvatures_within
 from tests.falsifier.tight import (
     BEND,
     SHORT,
@@ -150,7 +150,7 @@ def test_a_short_c_in_an_anchored_certificate_is_found_out(monkeypatch) -> None:
 def test_a_short_c_in_a_local_certificate_is_found_out(method, monkeypatch) -> None:
     network, x = valley()
     assert not falsify(network, x, None, certify(network, x, method=method))
-    monkeypatch.setattr("curvcert.certificates.shell.ball.ball_curvatures", lambda *a: SHORT * ball_curvatures(*a))
+    monkeypatch.setattr("curvcert.certificates.shell.ball.curvatures_within", lambda *a: SHORT * curvatures_within(*a))
     assert found(network, x, certify(network, x, method=method)) == {"radius"}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.problem import Problem, outputs_of
 from curvcert.boxes import Box
 from curvcert.certificates.constants import PairConstants, Tables
 from curvcert.certificates.pointwise import Pointwise
@@ -48,6 +48,11 @@ class Question:
     deviations: Tensor
     pairs: Problem
     alone: bool
+
+    @property
+    def outputs(self) -> Problem:
+        """The problem of all classes, each a scalar, with the same norms."""
+        return outputs_of(self.pairs, self.network)
 
 
 class Samples:
