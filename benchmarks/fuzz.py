@@ -1,7 +1,7 @@
 """Damaged and forged files of every kind, each read in a process that is watched.
 
 Claim: of more than 10,000 such files none makes curvcert run code, end as by a fault of its own (exit status 3), take
-more than 1 GB of memory, that of Python and PyTorch included, or more than ten seconds.
+more than 1 GB of memory, that of Python and PyTorch included, or more than ten seconds of processor time.
 Hardware: whatever it runs on; the record says which.  Linux, which tells the peak of a process's memory.
 Trials: `--cases` of each kind of file, in turn cut and damaged byte by byte, forged and sealed anew, and replaced by
 a pickle that would run code.  Case k of a kind is the same file each time.
@@ -58,7 +58,8 @@ from curvcert.training.checkpoint import Checkpoint, load_checkpoint, save_check
 MOST_SECONDS, MOST_BYTES = 10.0, 2**30
 FAULT = 3
 _HARD_SECONDS, _HARD_BYTES = 60, 4 * 2**30
-"""When the system ends the process: what goes so far is a violation, and must not take the machine with it."""
+"""When the system ends the process, waiting included: what goes so far is a violation, and must not take the machine
+with it."""
 
 _BLOCK = 250
 """Cases that one process reads."""
@@ -264,7 +265,7 @@ _PEAK = "/proc/self/clear_refs"
 def judged(specimen: Specimen, kind: str, case: int, watch: Watch) -> Outcome:
     """Read the file as it is now, and return how that ended."""
     Path(_PEAK).write_text("5")  # the peak of memory starts anew
-    start = time.perf_counter()
+    start = time.process_time()
     with watch.watching():
         try:
             specimen.read(specimen.file)
@@ -274,7 +275,7 @@ def judged(specimen: Specimen, kind: str, case: int, watch: Watch) -> Outcome:
             status = cli.told(error)[0]
             if not isinstance(error, CurvcertError):
                 ended += f": {str(error)[:200]}"
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     code = list(watch.found)
     if Path(CANARY).exists():
         code.append(f"{CANARY} is there")
