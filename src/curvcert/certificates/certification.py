@@ -261,7 +261,7 @@ def _within_memory(request: Certifier, x: Tensor, y: Tensor | None) -> list[Cert
 def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certificate:
     inside, question = _inside(request.box, x), request.question
     # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
-    useful = bool(question.constants.names[1]) or len(request.plan) > 1
+    useful = bool(question.constants.names[1]) or any(step.needs_gradients for step in request.plan)
     norms = question.pairs.norms
     points = evaluate_points(question.network, x, y, question.p, norms, question.deviations, useful)
     samples = Samples(question, x, points)

@@ -28,7 +28,7 @@ class LinearRadius(AbstractCertificateMethod):
 
     name: str = "linear"
     way: str = "linear"
-    in_auto: bool = False
+    in_auto: bool = True
 
     @property
     def tables(self) -> Tables:
@@ -72,6 +72,7 @@ class _ByRelaxation(AbstractStep):
     facts: NetworkFacts
     way: str = "linear"
     cost: int = 70
+    needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
         question, known = samples.question, samples.known

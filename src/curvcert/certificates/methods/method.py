@@ -119,10 +119,11 @@ class Samples:
 
 
 class AbstractStep(ABC):
-    """One visit of a method to a batch: `way` is what its radii are listed as."""
+    """One visit of a method to a batch: `way` is what its radii are listed as, the least `cost` goes first."""
 
     way: str
     cost: int
+    needs_gradients: bool = True
 
     @abstractmethod
     def run(self, samples: Samples) -> None:
