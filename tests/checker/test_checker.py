@@ -82,7 +82,7 @@ METHODS = (
     "unrolled",
     "anchored",
     "shell",
-    "auto",
+    "checkable",
 )
 
 

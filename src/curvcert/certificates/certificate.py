@@ -30,7 +30,8 @@ class Certificate:
         radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
             "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
             global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
-            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
+            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls; "norms",
+            carried over from another norm.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
         method: the method behind `radius`, in words, for each sample.
         proven_by: for each of these, the names of the methods that it puts together.

@@ -63,7 +63,7 @@ REFUSALS = (
 
 _Answer = TypeVar("_Answer")
 _CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
-_DEAR = ("auto", "shell", "line", "linear", "quadratic")
+_DEAR = ("auto", "shell", "line", "linear", "quadratic", "norms")
 _CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
 

@@ -48,6 +48,8 @@ class QuadraticRadius(AbstractCertificateMethod):
     name: str = "quadratic"
     way: str = "quadratic"
     in_auto: bool = True
+    checkable: bool = False
+    at_home_everywhere: bool = True
 
     @property
     def tables(self) -> Tables:
