@@ -1,6 +1,6 @@
 # Each target sets up what it needs: a fresh machine with Python 3.11+ and make is enough.
 #   make demo    make test    make test-fast    make test-full    make coverage    make lint
-#   make docs    make bench    make figures    make wheel-test
+#   make docs    make bench    make figures    make wheel-test    make release
 # Another interpreter: make test PYTHON=python3.13
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal --doctest
 unexport PYTHONDONTWRITEBYTECODE
 pytest test-fast test-full coverage: export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-fast test-full coverage lint pytest docs bench bench-gpu figures wheel-test constraints clean
+.PHONY: demo test test-fast test-full coverage lint pytest docs bench bench-gpu figures wheel-test release constraints clean
 
 demo: $(VENV)/.runtime-installed
 	$(BIN)/curvcert demo
@@ -78,6 +78,13 @@ wheel-test: $(VENV)/.dev-installed
 	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/python" -I "$(CURDIR)/scripts/check_installed.py" "$(CURDIR)"
 	cd / && "$(CURDIR)/$(WHEEL_VENV)/bin/curvcert" demo --samples 20 --out "$(CURDIR)/build/demo"
 	rm -rf $(WHEEL_VENV)
+
+# The artefacts of a release in dist/: source and wheel, a lock file with hashes, a bill of materials, and digests.
+# Options for pip: make release PIP_OPTIONS="--no-index --find-links wheels"
+release: $(VENV)/.dev-installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python scripts/release.py dist $(PIP_OPTIONS)
 
 # Pin again what the newest releases give, from an empty environment.  PIN=torch==2.13.0 holds one back.
 constraints:

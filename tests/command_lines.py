@@ -46,7 +46,7 @@ class Line:
 
 def commands() -> dict[str, typer.core.TyperCommand]:
     """Return the subcommands of curvcert."""
-    return typer.main.get_command(cli.app).commands
+    return {name: command.loaded for name, command in typer.main.get_command(cli.app).commands.items()}
 
 
 def parse(line: Line) -> None:

@@ -147,6 +147,12 @@ def two_activations(draw: Draw, x: Value) -> Value:
     return draw.dense(x, 3)
 
 
+def joined_outputs(draw: Draw, x: Value) -> Value:
+    """Outputs that are put together from two values: no map behind them but embeddings."""
+    first = draw.layer(x, 4)
+    return concat([draw.layer(first, 2), draw.dense(draw.layer(first, 3), 1)])
+
+
 def kinks(draw: Draw, x: Value) -> Value:
     """A residual block of two rectifiers."""
     return draw.dense(x.plus(draw.dense(draw.layer(draw.layer(x, 5, RELU), 5, RELU), x.shape[0]), "skip"), 3)
@@ -190,6 +196,7 @@ GRAPHS = [
         slices,
         sines,
         two_activations,
+        joined_outputs,
         kinks,
         tangled,
     )

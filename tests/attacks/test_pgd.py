@@ -93,8 +93,8 @@ def test_foolbox_breaks_nothing_inside_a_certified_ball(p: float) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"box": (1.0, 0.0)}, "lowest < highest"),
-        ({"box": (0.5, 0.6)}, "outside of box"),
+        ({"box": (1.0, 0.0)}, "lowest <= highest"),
+        ({"box": (0.5, 0.6)}, "outside of the box"),
         ({"eps": -1.0}, "at least 0"),
         ({"eps": math.nan}, "at least 0"),
         ({"eps": torch.ones(2)}, "one a sample"),

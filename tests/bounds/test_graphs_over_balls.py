@@ -12,9 +12,11 @@ from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network.evaluation import evaluate_with_error
 from tests.bounds.search import Search
 from tests.graph_families import GRAPHS, IDS, Graph
+from tests.sampling import crossed
 
 F64 = torch.float64
 POINTS = 3
+MIXED = [(1.0, math.inf), (2.0, 1.0), (1.5, 1.5), (1.5, 3.0)]
 
 every_graph = pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 
@@ -60,6 +62,23 @@ def test_no_quotient_from_a_point_exceeds_its_bound(graph: Graph, p: float) -> N
         bound = curvcert.lipschitz(network, p, at=x, pair=pair, method="anchored").value
         assert bool((found <= bound * (1 + 1e-12)).all())
         assert bool((bound <= curvcert.lipschitz(network, p, pair=pair, method="liplt").value * (1 + 1e-9)).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("graph", "norms"), crossed(GRAPHS, [(1.0, math.inf), (2.0, 1.0), (1.5, 1.5), (1.5, 3.0)], every=2)
+)
+def test_no_slope_exceeds_a_bound_between_other_norms(graph: Graph, norms: tuple[float, float]) -> None:
+    network, x, radius = graph.network(3), points(graph, 3), torch.full((POINTS,), 0.5, dtype=F64)
+    search = Search(network, *norms, steps=6)
+    everywhere = search.everywhere(6)
+    for method in ("product", "liplt", "auto"):
+        bound = curvcert.lipschitz(network, *norms, method=method).value
+        assert bool((everywhere <= bound * (1 + 1e-12)).all())
+    anchored = curvcert.lipschitz(network, *norms, at=x, method="anchored").value
+    assert bool((search.from_anchors(x) <= anchored * (1 + 1e-12)).all())
+    local = curvcert.lipschitz(network, *norms, at=x, radius=radius, method="local").value
+    assert bool((search.in_balls(x, radius, starts=3) <= local * (1 + 1e-12)).all())
 
 
 @every_graph

@@ -1,6 +1,7 @@
 """Bounds on outputs: above and below everything sampled or climbed, exact where that is known, clear in refusals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ from torch import nn
 
 import curvcert
 from curvcert.activations import RELU, TANH
-from curvcert.bounds.outputs import output_bounds
+from curvcert.bounds.outputs import _changes, output_bounds
 from curvcert.errors import InvalidInput
+from curvcert.falsifier import falsify_outputs, load_counterexample, replay, save_counterexample
 from curvcert.network import Network, trace
 from curvcert.network.builder import start
 from curvcert.norms import vector_norm
 from curvcert.operators import Dense
-from tests.graph_families import GRAPHS, IDS
+from tests.graph_families import GRAPHS
+from tests.sampling import crossed
 
 F64 = torch.float64
 NORMS = [1.0, 2.0, 3.0, math.inf]
@@ -29,8 +32,7 @@ def _in_ball(x: torch.Tensor, r: torch.Tensor, p: float, count: int, seed: int) 
     return x + d * r[:, None] * torch.rand(count, len(x), 1, dtype=F64, generator=g) ** 0.1
 
 
-@pytest.mark.parametrize("p", NORMS)
-@pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
+@pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, NORMS))
 def test_outputs_of_every_graph_stay_within_their_bounds(graph, p: float):
     net, g = graph.network(1), torch.Generator().manual_seed(1)
     x = torch.randn(5, 4, dtype=F64, generator=g)
@@ -120,7 +122,7 @@ def test_a_declared_activation_is_named():
         ({"radius": 0.1}, "pass at=x as well"),
         ({"at": torch.zeros(1, 4), "radius": -1.0}, "at least 0"),
         ({"at": torch.zeros(1, 4), "radius": 0.1, "box": (0.1, 0.2)}, "does not contain x"),
-        ({"box": (torch.ones(4), torch.zeros(4))}, "lower one nowhere above"),
+        ({"box": (torch.ones(4), torch.zeros(4))}, "lowest <= highest"),
         ({"box": (torch.zeros(3), torch.ones(3))}, "sides of a box"),
         ({"box": 3}, "two numbers or tensors"),
         ({"at": torch.zeros(1, 4), "radius": 0.1, "C": torch.zeros(2, 9)}, "C is finite"),
@@ -131,3 +133,59 @@ def test_a_declared_activation_is_named():
 def test_wrong_questions_are_refused(asked: dict, told: str):
     with pytest.raises(InvalidInput, match=told):
         output_bounds(GRAPHS[0].network(0), **asked)
+
+
+WHERE = {
+    "ball": {"at": torch.zeros(2, 4, dtype=F64), "radius": 0.4},
+    "box": {"box": (-0.3, torch.tensor([0.1, 0.2, 0.3, 0.4]))},
+    "cut": {"at": torch.zeros(2, 4, dtype=F64), "radius": 0.4, "box": (-0.1, 0.2)},
+    "half-open cut": {"at": torch.zeros(2, 4, dtype=F64), "radius": 0.4, "p": 1, "box": (0.0, math.inf)},
+}
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
+def test_the_falsifier_finds_nothing_against_bounds_and_short_ones_out(where, tmp_path):
+    g = torch.Generator().manual_seed(3)
+    net = Network(
+        start((4,), torch.device("cpu")).linear(Dense(torch.randn(3, 4, dtype=F64, generator=g))).builder.nodes
+    )
+    where = where | {"C": torch.randn(2, 3, dtype=F64, generator=g), "c": torch.tensor([5.0, -7.0])}
+    found = output_bounds(net, **where)
+    right = falsify_outputs(found, net, **where)
+    assert not right and right.unconfirmed == 0 and right.closest["output"] > 0.97
+    for side, sign in (("lower", 1), ("upper", -1)):
+        short = replace(found, **{side: getattr(found, side) + sign * 0.1 * found.width})
+        wrong = falsify_outputs(short, net, **where)
+        assert wrong.counterexamples and wrong.unconfirmed == 0
+        example = wrong.counterexamples[0]
+        again = load_counterexample(save_counterexample(example, tmp_path / "example.safetensors"))
+        assert (
+            replay(again).refuted
+            and not replay(replace(again, claimed=again.claimed + float(found.width.max()))).refuted
+        )
+        assert not replay(replace(again, y=again.y + 10)).refuted
+
+
+def test_a_remainder_a_tenth_too_small_is_found_out(monkeypatch):
+    net = Network(start((1,), torch.device("cpu")).activate(TANH, "a").builder.nodes)
+    box = (torch.tensor([-1.0]), torch.tensor([3.0]))
+    assert not falsify_outputs(output_bounds(net, box=box), net, box=box)
+    at, r = torch.ones(1, 1, dtype=F64), 2.0
+    assert not falsify_outputs(output_bounds(net, at, r), net, at, r)
+    monkeypatch.setattr("curvcert.bounds.outputs._changes", lambda *a: [0.9 * side for side in _changes(*a)])
+    assert falsify_outputs(output_bounds(net, at, r), net, at, r)
+
+
+def test_models_narrow_what_they_are_made_for_and_cost_nothing_elsewhere(monkeypatch):
+    torch.manual_seed(0)
+    net = trace(
+        nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)).eval(),
+        torch.zeros(1, 8),
+    )
+    x = torch.randn(3, 8, dtype=F64)
+    both = output_bounds(net, x, 0.5)
+    cut = output_bounds(net, x, 0.5, box=(x - 0.1, x + 0.1))
+    monkeypatch.setattr("curvcert.bounds.outputs._MODELS_COST", 0)
+    linear = output_bounds(net, x, 0.5)
+    assert bool((both.width <= linear.width).all()) and float((both.width / linear.width).mean()) < 0.9
+    assert bool((cut.width <= output_bounds(net, x, 0.5, box=(x - 0.1, x + 0.1)).width).all())

@@ -160,7 +160,15 @@ class TestSummaries:
         x, _ = digits()
         cert = certify(network, x)
         wins = cert.curvature_wins
-        assert bool((cert.curvature_radius[wins] >= cert.lipschitz_radius[wins] * (1 - 1e-9)).all())
+        zeroth = cert.lipschitz_radius.fmax(cert.radii.get("anchored-lipschitz", cert.lipschitz_radius))
+        assert bool((cert.curvature_radius[wins] >= zeroth[wins] * (1 - 1e-9)).all())
+        assert bool((cert.comparison_known == cert.correct).all())
+
+    @pytest.mark.parametrize("method", ["lipschitz", "anchored-lipschitz", "unrolled", "anchored"])
+    def test_nothing_is_compared_where_only_one_side_is_known(self, method: str) -> None:
+        network, _ = digits_network()
+        cert = certify(network, digits(5)[0], method=method)
+        assert not bool((cert.comparison_known | cert.curvature_wins).any())
 
 
 class TestBatches:
@@ -185,11 +193,11 @@ class TestBatches:
         expected = certify(network, x, y, method="unrolled").radius
         original, sizes = certification._certify_batch, []
 
-        def limited(request: object, part: torch.Tensor, labels: torch.Tensor) -> Certificate:
+        def limited(request: object, part: torch.Tensor, labels: torch.Tensor, box: object) -> Certificate:
             sizes.append(len(part))
             if len(part) > 2:
                 raise MemoryError
-            return original(request, part, labels)
+            return original(request, part, labels, box)
 
         monkeypatch.setattr(certification, "_certify_batch", limited)
         torch.testing.assert_close(certify(network, x, y, method="unrolled").radius, expected, rtol=1e-9, atol=1e-12)
@@ -228,7 +236,7 @@ class TestBadInput:
             ({"x": torch.full((1, 1, 8, 8), math.nan)}, "NaN"),
             ({"x": torch.zeros(0, 1, 8, 8)}, "empty"),
             ({"x": torch.zeros(1, 1, 8, 8, dtype=torch.int64)}, "floating-point"),
-            ({"x": torch.full((1, 1, 8, 8), -0.5), "box": (0, 1)}, "outside the box"),
+            ({"x": torch.full((1, 1, 8, 8), -0.5), "box": (0, 1)}, "does not contain x"),
             ({"box": (1, 0)}, "lowest"),
             ({"p": 0.5}, "1 <= p"),
             ({"method": "magic"}, "Unknown method"),

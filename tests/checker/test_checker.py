@@ -1,6 +1,7 @@
 """The independent checker: it proves what is true, refuses what is not, and says what it cannot check."""
 
 import ast
+import itertools
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -78,6 +79,7 @@ METHODS = (
     "product",
     "liplt",
     "lipsdp-recursion",
+    "anchored-lipschitz",
     "compositional",
     "unrolled",
     "anchored",
@@ -108,6 +110,33 @@ def test_lipschitz_certificates_of_networks_with_kinks_are_proven(tmp_path, act)
         arrays["K_used"][:] = np.where(np.eye(3)[arrays["label"]] > 0, 0.0, 1e9)
 
     assert refused(verdict(files, certificate=forged(files.certificate, change)))
+
+
+@pytest.mark.parametrize("p", (1.0, 2.0, float("inf")))
+def test_constants_as_seen_from_a_sample_are_proven_and_no_less(tmp_path, p) -> None:
+    files = saved(tmp_path, trace(deep(), torch.zeros(1, 2)), n=5, p=p, method="anchored-lipschitz")
+    held = files.held
+    everywhere = curvcert.certify(trace(deep(), torch.zeros(1, 2)), torch.as_tensor(files.x), p=p, method="lipschitz")
+    assert bool((held.radii["anchored-lipschitz"] > everywhere.radius)[held.correct].all())
+    assert verdict(files).holds, str(verdict(files))
+
+    def change(header, arrays) -> None:
+        for name in ("radii.anchored-lipschitz", "radius", "pair_radius"):
+            arrays[name] *= 1 + 1e-4
+
+    found = verdict(files, certificate=forged(files.certificate, change))
+    assert set(found.status) <= {"not reached", "contradicted", "proven"}
+    assert found.refused
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(1)
+    sizes = (2, 6, 6, 6, 3)
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.Tanh())]
+    with torch.no_grad():
+        for layer in layers[::2]:
+            layer.weight *= 3
+    return nn.Sequential(*layers[:-1]).eval()
 
 
 def contracting() -> nn.Module:

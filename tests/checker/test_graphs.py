@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from benchmarks.shell_search import Bounded
+from curvcert import curvature
+from curvcert.certificates import Certificate, certify
+from curvcert.checker import check_certificate
 from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.facts import Facts
@@ -18,6 +21,7 @@ from curvcert.checker.outward import Enclosed
 from curvcert.checker.shells import Pairs, centres, gradient_change, spent
 from curvcert.network import Network
 from curvcert.network.network_file import save_network
+from tests.certificates.saved import forged
 from tests.checker.checking import certified_lipschitz
 from tests.checker.test_lines import nearest
 from tests.graph_families import GRAPHS, IDS, SMOOTH, Graph, dense_path_maps
@@ -178,3 +182,37 @@ def test_lines_on_graphs_never_reach_beyond_the_truth(graph: Graph, tmp_path: Pa
     assert not by_lines(facts, passed, backed, label, np.where(np.isfinite(truth), 1.001 * truth, 0.0)).any()
     near = by_lines(facts, passed, backed, label, np.where(np.isfinite(truth), 0.05 * truth, 0.0))
     assert near.sum() == (found > 0).sum()
+
+
+@pytest.mark.slow
+@every_graph
+@pytest.mark.parametrize(("p", "method"), [(2.0, "auto"), (1.0, "lipschitz"), (math.inf, "lipschitz")])
+def test_a_certificate_of_a_graph_is_proven_again_to_the_end(
+    graph: Graph, p: float, method: str, tmp_path: Path
+) -> None:
+    network = graph.network(7)
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    cert = certify(network, x, p=p, method=method)
+    held, model = certificate_of(cert, tmp_path), save_network(network, tmp_path / "network")
+    found = check_certificate(held, model, x.numpy())
+    assert found.holds and found.radii_proven == (3, 3), found
+    changed = forged(held, lambda header, arrays: arrays["L"].__imul__(0.5))
+    assert check_certificate(changed, model, x.numpy()).refused
+    # Of curvature constants in other norms the checker says that it has no engine, and refuses nothing.
+    if p != 2 and graph in SMOOTH:
+        curved = certificate_of(certify(network, x, p=p, method="unrolled"), tmp_path)
+        assert set(check_certificate(curved, model, x.numpy()).status) == {"cannot check"}
+
+
+def certificate_of(cert: Certificate, folder: Path) -> Path:
+    cert.save(folder / "certificate")
+    return folder / "certificate"
+
+
+@every_smooth
+def test_its_curvatures_reach_those_of_curvcert(graph: Graph, tmp_path: Path) -> None:
+    for seed in range(3):
+        network = graph.network(seed)
+        facts = facts_of(network, tmp_path)
+        theirs = curvature(network, 2, pair="all").value.numpy()
+        assert (facts.K[np.triu_indices(facts.model.classes, 1)] <= theirs * SLACK).all()

@@ -69,6 +69,20 @@ def test_the_files_hold_what_the_library_computes(folder: Path, run: Runner) -> 
     assert json.loads((folder / "out" / "report.json").read_text())["at_epsilons"]["epsilons"] == [0.02, 0.1]
 
 
+def test_radii_inside_the_box(folder: Path, run: Runner) -> None:
+    words = ("--samples", 4, "--method", "linear", "--p", "inf", "--box", 0, 1, "--inside-box", "--out", "out")
+    ran = run("certify", DEMO, "digits", *words)
+    assert ran.status == 0, ran.err
+    assert "4 samples in linf, inside the box [0, 1]" in ran.out
+    found = load_certificate(folder / "out" / "certificate.safetensors")
+    assert found.inside_box and str(found.box) == "[0, 1]"
+    page, data = ((folder / "out" / name).read_text() for name in ("report.html", "report.json"))
+    assert "and inside the box [0, 1], before" in page and "a box limits witnesses, not radii" not in page
+    assert json.loads(data)["inside_box"] is True and json.loads(data)["box"] == "[0, 1]"
+    other = run("certify", DEMO, "digits", *words[:-3], "--resume", "--out", "out")
+    assert other.status == 2 and "inside_box (now false, then true)" in other.err
+
+
 def test_a_machine_reads_one_object(folder: Path, run: Runner) -> None:
     ran = run("certify", DEMO, "digits", *QUICK, "--p", "inf", "--no-search", "--json", "--out", "out")
     assert (ran.status, ran.err, ran.out.count("\n")) == (0, "Bounding the network ...\n", 1)

@@ -12,6 +12,7 @@ from curvcert.losses import (
     Constants,
     CurvatureRegularised,
     LipschitzMargin,
+    LocallyCertifiedMargin,
     RadiusReward,
     Standard,
 )
@@ -61,4 +62,5 @@ OBJECTIVES: dict[str, Callable[[Constants], AbstractObjective]] = {
     "certified-margin": lambda constants: CertifiedMargin(constants, epsilon=0.3),
     "certified-margin, runner-up": lambda constants: CertifiedMargin(constants, epsilon=0.3, gradients="runner-up"),
     "certified-margin, line": lambda constants: CertifiedMargin(constants, epsilon=0.3, certificate="line"),
+    "certified-margin, quadratic": lambda constants: LocallyCertifiedMargin(constants, epsilon=0.3),
 }

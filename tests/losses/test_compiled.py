@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from curvcert.losses import (
     Constants,
     CurvatureRegularised,
     LipschitzMargin,
+    LocallyCertifiedMargin,
     RadiusReward,
     Standard,
 )
@@ -29,6 +31,9 @@ OBJECTIVES = {
     "certified-margin": lambda c: CertifiedMargin(c, 0.1),
     "certified-margin, runner-up": lambda c: CertifiedMargin(c, 0.1, gradients="runner-up"),
 }
+LOCAL = {"certified-margin, quadratic": lambda c: LocallyCertifiedMargin(c, 0.1)}
+"""Objectives that look inside a `Sequential`, and not inside an SLL layer."""
+
 BATCH = torch.linspace(-1, 1, 24).reshape(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -43,7 +48,7 @@ def one_lipschitz() -> nn.Module:
 
 
 def objective_of(name: str, model: nn.Module) -> AbstractObjective:
-    return OBJECTIVES[name](Constants(model, torch.zeros(1, 4)))
+    return (OBJECTIVES | LOCAL)[name](Constants(model, torch.zeros(1, 4)))
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -51,8 +56,9 @@ def gradients(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [dense, one_lipschitz])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "make"), [*product(OBJECTIVES, (dense, one_lipschitz)), ("certified-margin, quadratic", dense)]
+)
 def test_backward_is_that_of_the_loss(name, make):
     model = make()
     objective, same = objective_of(name, model), objective_of(name, model)
@@ -94,7 +100,7 @@ def test_compiled_pieces_take_the_same_steps():
     # In a process without the checks of shapes that tests run under, which torch.compile cannot follow.
     finished = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.split("\n")[:-1] == ["same"] * 4
+    assert finished.stdout.split("\n")[:-1] == ["same"] * 5
 
 
 if __name__ == "__main__":
@@ -103,6 +109,7 @@ if __name__ == "__main__":
         ("curvature with a margin", dense),
         ("certified-margin, runner-up", one_lipschitz),
         ("curvature with a margin", one_lipschitz),
+        ("certified-margin, quadratic", dense),
     ):
         require_the_same_steps(name, make())
         print("same")

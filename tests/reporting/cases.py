@@ -70,5 +70,6 @@ def made_up(
         search_radius=torch.where(right, math.inf, 0.0).to(torch.float64),
         margin=radii,
         curvature_wins=torch.zeros(samples, dtype=torch.bool),
+        comparison_known=torch.zeros(samples, dtype=torch.bool),
         p=2.0,
     )

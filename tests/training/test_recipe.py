@@ -131,3 +131,12 @@ def test_recipes_that_do_not_exist(tmp_path: Path) -> None:
 def test_the_names_are_those_of_the_files() -> None:
     assert "digits" in recipe_names()
     assert recipe_names() == sorted(recipe_names())
+
+
+def test_scales_of_curvature_are_told_where_they_count() -> None:
+    recipe = Recipe(data="digits", architecture="digits", gradients="runner-up")
+    assert not {"global_scale", "local_scale"} & set(recipe.as_dict())
+    local = replace(recipe, certificate="quadratic", local_scale=0.2)
+    assert recipe_from_dict(local.as_dict()) == local and local.as_dict()["local_scale"] == 0.2
+    with pytest.raises(InvalidInput, match='set gradients = "runner-up"'):
+        replace(local, gradients="all")

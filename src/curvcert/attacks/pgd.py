@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.boxes import Box, BoxSides
 from curvcert.errors import InvalidInput
 from curvcert.norms import validate_p, vector_norm
 
 Classifier = Callable[[Tensor], Tensor]
-Box = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ def pgd(
     p: float = 2,
     steps: int = 100,
     restarts: int = 10,
-    box: Box | None = None,
+    box: BoxSides | Box | None = None,
     seed: int = 0,
 ) -> Attack:
     r"""Search the p-ball of radius eps about each x for a point that is not classified as y.
@@ -38,7 +38,7 @@ def pgd(
     Ascends :math:`\max_{i \ne y} f_i - f_y` by normalised gradients (signs for p = inf, the largest coordinates
     for p = 1), with steps that shrink from eps to eps/steps; the first start is x itself, the others are random.
     Samples leave the search once broken.  Deterministic by seed; no global random state is touched.  With a box, no
-    point leaves it, so x must lie in it.
+    point leaves it, so x must lie in it; its sides are numbers, or tensors of the shape of an input or of x.
 
     >>> linear = lambda x: torch.stack([x[:, 0], -x[:, 0]], dim=1)
     >>> attack = pgd(linear, torch.tensor([[0.5], [0.5]]), torch.tensor([0, 0]), torch.tensor([0.4, 0.6]), restarts=1)
@@ -51,7 +51,7 @@ def pgd(
     if steps < 1 or restarts < 1:
         raise InvalidInput(f"pgd needs at least one step and one restart, got {steps} and {restarts}.")
     radius = _radii(eps, x)
-    _require_in_box(x, box)
+    inside = _box_around(x, box)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     points = torch.full_like(x, torch.nan)
     _require_labels(classifier(x[:1]), x, y)
@@ -65,7 +65,9 @@ def pgd(
         if restart > 0:
             noise = torch.randn(start.shape, generator=generator, dtype=torch.float64).to(start)
             start = _project(noise * _column(radius[todo], start), radius[todo], p)
-        found, where = _climb(classifier, x[todo], y[todo], radius[todo], start, p, steps, box)
+        found, where = _climb(
+            classifier, x[todo], y[todo], radius[todo], start, p, steps, inside if inside is None else inside.part(todo)
+        )
         points[todo[found]] = where[found]
         broken[todo[found]] = True
     return Attack(broken, points)
@@ -78,15 +80,15 @@ def _radii(eps: float | Tensor, x: Tensor) -> Tensor:
     return radius.expand(len(x))
 
 
-def _require_in_box(x: Tensor, box: Box | None) -> None:
+def _box_around(x: Tensor, box: BoxSides | Box | None) -> Box | None:
     if box is None:
-        return
-    if not (len(box) == 2 and box[0] < box[1]):
-        raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
-    if not bool(((x >= box[0]) & (x <= box[1])).all()):
+        return None
+    found = Box.of(box, x.shape[1:])
+    if not bool(found.contains(x).all()):
         raise InvalidInput(
-            f"x lies in {float(x.min()):g} .. {float(x.max()):g}, outside of box = {box!r}. Pass the box of the inputs."
+            f"x lies in {float(x.min()):g} .. {float(x.max()):g}, outside of the box {found}. Pass that of the inputs."
         )
+    return found
 
 
 def _require_labels(logits: Tensor, x: Tensor, y: Tensor) -> None:
@@ -173,7 +175,7 @@ def _project_l1(flat: Tensor, radius: Tensor) -> Tensor:
 
 
 def _boxed(x: Tensor, box: Box | None) -> Tensor:
-    return x if box is None else x.clamp(*box)
+    return x if box is None else box.clamp(x)
 
 
 def _column(per_sample: Tensor, like: Tensor) -> Tensor:

@@ -1,28 +1,30 @@
 """`curvcert.output_bounds`: proven lower and upper values of the outputs over a ball, a box, or their cut."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.bounds.types import Ball, Interval
+from curvcert.boxes import Box, BoxSides
 from curvcert.errors import InvalidInput
 from curvcert.memory import spare_elements
 from curvcert.network import Network
-from curvcert.network.evaluation import evaluate_with_error
-from curvcert.norms import validate_p
+from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.operators import NormBounds
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.regions import AbstractRegion, region_of
+from curvcert.propagation.taylor import TaylorModels, models_cost
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
 
 _CHUNK_ELEMENTS = 2**22
 """Numbers that the rows of the samples in hand may take on their way to the input, on a processor."""
 
-Side = float | Tensor
-BoxSides = tuple[Side, Side]
+_MODELS_COST = 2**20
+"""What `models_cost` may be for Taylor models to be made as well."""
 
 
 @torch.no_grad()
@@ -31,15 +33,16 @@ def output_bounds(
     at: Tensor | None = None,
     radius: float | Tensor | None = None,
     p: float = 2,
-    box: BoxSides | None = None,
+    box: BoxSides | Box | None = None,
     C: Tensor | None = None,
     c: Tensor | None = None,
 ) -> Interval:
     """Bound every output, or every row of C f + c, over a ball about x, over a box, or over their cut: provably.
 
-    By linear relaxation of every layer over the range that it can reach (`propagation.linear_relaxation`), rounding
-    included.  The bounds are about the network in real arithmetic, and about a module that departs from it where
-    torch's own activation does.
+    By linear relaxation of every layer over the range that it can reach (`propagation.linear_relaxation`), and over
+    balls, for small smooth networks, by Taylor models of order 2 as well (`propagation.taylor`), rounding included.
+    The bounds are about the network in real arithmetic, and about a module that departs from it where torch's own
+    activation does.
 
     Args:
         network: from `curvcert.trace` or `curvcert.load_onnx`; kinks are welcome.
@@ -62,68 +65,95 @@ def output_bounds(
     >>> output_bounds(trace(model, torch.zeros(1, 1)), box=(torch.tensor([-1.0]), torch.tensor([1.0])))
     Interval([1, 3], shape (1, 1))
     """
-    x, region = _question(network, at, radius, p, box)
-    rows, offset = _functionals(network, C, c, len(x))
-    facts = NetworkFacts(network, region.p, NormBounds())
-    last = len(network.nodes) - 1
+    asked = asked_about(network, at, radius, p, box)
+    rows, offset = functionals(network, C, c, len(asked.x))
+    facts = NetworkFacts(network, asked.p, NormBounds())
     lower, upper = [], []
-    for part in _parts(facts, rows, x):
-        evaluation = evaluate_with_error(network, x[part], facts.norms)
-        functionals = rows if len(rows) == 1 else rows[part]
-        shaped = functionals.reshape(*functionals.shape[:2], *network.out_shape)
-        change = Relaxed(facts, evaluation, region.part(part)).change(last, shaped)
+    for part in _parts(facts, rows, asked.x):
+        evaluation = evaluate_with_error(network, asked.x[part], facts.norms)
+        own = rows.expand(len(asked.x), -1, -1)[part]
+        fall, rise = _changes(facts, evaluation, own, asked.part(part))
         value, error = evaluation.output.value.flatten(1), evaluation.output.error.flatten(1)
-        low, high = _functional_values(functionals, offset, value, error)
-        lower.append(next_down(low - change.fall))
-        upper.append(next_up(high + change.rise))
+        low, high = _functional_values(own, offset, value, error)
+        lower.append(next_down(low - fall))
+        upper.append(next_up(high + rise))
     return Interval(torch.cat(lower), torch.cat(upper), network.assumes)
 
 
-def _question(
-    network: Network, at: Tensor | None, radius: float | Tensor | None, p: float, box: BoxSides | None
-) -> tuple[Tensor, AbstractRegion]:
-    """Return the centres and the region about them."""
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Where outputs are bounded: in the p-balls about x, in boxes around them with these sides, or in both."""
+
+    x: Tensor
+    p: float
+    radius: Tensor | None
+    sides: tuple[Tensor, Tensor] | None
+
+    @property
+    def region(self) -> AbstractRegion:
+        """The same as displacements of x."""
+        return region_of(self.x, self.p, self.radius, self.sides)
+
+    def part(self, index: Tensor) -> "Asked":
+        """Return that of some of the samples."""
+        radius = None if self.radius is None else self.radius[index]
+        return Asked(
+            self.x[index], self.p, radius, None if self.sides is None else (self.sides[0][index], self.sides[1][index])
+        )
+
+
+def asked_about(
+    network: Network, at: Tensor | None, radius: float | Tensor | None, p: float, box: BoxSides | Box | None
+) -> Asked:
+    """Return where outputs are bounded; the arguments are those of `output_bounds`.
+
+    Raises:
+        InvalidInput: if that is nowhere, or makes no sense.
+    """
     if at is None and radius is not None:
         raise InvalidInput("A radius needs its centre: pass at=x as well.")
     if radius is None and box is None:
         raise InvalidInput("output_bounds needs a region: pass at=x and radius=r, or box=(lo, hi), or all of them.")
+    problem = make_problem(network, p, None, at, radius, None, None)
     if at is not None:
-        problem = make_problem(network, p, None, at, radius, None, None)
         x = problem.anchor
         r = problem.scope.r if isinstance(problem.scope, Ball) else None
-        return x, region_of(x, problem.p, r, None if box is None else _sides(network, box, x))
-    make_problem(network, p, None, None, None, None, None)
+        return Asked(x, problem.p, r, None if box is None else _sides(network, box, x, r is not None))
     assert box is not None
-    lower, upper = _sides(network, box, None)
-    return _middle(lower, upper), region_of(_middle(lower, upper), validate_p(p), None, (lower, upper))
+    lower, upper = _sides(network, box, None, False)
+    return Asked(_middle(lower, upper), problem.p, None, (lower, upper))
+
+
+def _changes(facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+    """Bound how far rows of the outputs fall and rise, by linear relaxation and, where they cost little, by models."""
+    network = facts.network
+    shaped = rows.reshape(*rows.shape[:2], *network.out_shape)
+    change = Relaxed(facts, evaluation, asked.region).change(len(network.nodes) - 1, shaped)
+    if asked.radius is None or models_cost(network) > _MODELS_COST:
+        return change.fall, change.rise
+    # What holds in the whole ball holds in its cut with a box.
+    both = TaylorModels(facts, evaluation, torch.cat([-rows, rows], dim=1), asked.radius).rise(asked.radius)
+    fall, rise = both.split(rows.shape[1], dim=1)
+    return torch.fmin(change.fall, fall), torch.fmin(change.rise, rise)
 
 
 def _middle(lower: Tensor, upper: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(lower + (upper - lower) / 2, lower), upper)
 
 
-def _sides(network: Network, box: BoxSides, x: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sides of a box in float64, of a batch's shape."""
-    if not (isinstance(box, tuple | list) and len(box) == 2):
-        raise InvalidInput(f"box is (lowest, highest), two numbers or tensors, got {box!r}.")
-    shape = network.in_shape
-    sides = [torch.as_tensor(side, dtype=torch.float64, device=network.device).detach() for side in box]
-    batch = max([1 if x is None else len(x), *(len(side) for side in sides if side.dim() == 1 + len(shape))])
-    try:
-        lower, upper = (side.expand(batch, *shape) for side in sides)
-    except RuntimeError:
-        got = " and ".join(str(tuple(side.shape)) for side in sides)
-        raise InvalidInput(
-            f"The sides of a box are numbers, or tensors of the shape {shape} of an input or of the batch ({batch}), "
-            f"got {got}."
-        ) from None
-    if not bool((lower.isfinite() & upper.isfinite() & (lower <= upper)).all()):
-        raise InvalidInput("A box has finite sides, the lower one nowhere above the upper one.")
-    return lower, upper
+def _sides(network: Network, box: BoxSides | Box, x: Tensor | None, cut: bool) -> tuple[Tensor, Tensor]:
+    """Return the sides of a box, of a batch's shape; finite ones unless it is cut with a ball."""
+    found = Box.of(box, network.in_shape)
+    if not cut and not bool((found.lower.isfinite() & found.upper.isfinite()).all()):
+        raise InvalidInput(f"A box without a ball has finite sides, got {found}. Pass at=x and radius=r as well.")
+    shape = (len(found.lower) if found.per_sample else 1 if x is None else len(x), *network.in_shape)
+    like = torch.empty(shape, dtype=torch.float64, device=network.device) if x is None else x
+    lower, upper = found.sides(like)
+    return lower.expand(shape), upper.expand(shape)
 
 
-def _functionals(network: Network, C: Tensor | None, c: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:
-    """Return C as (1 or batch, rows, outputs), and c."""
+def functionals(network: Network, C: Tensor | None, c: Tensor | None, batch: int) -> tuple[Tensor, Tensor]:
+    """Return C as (1 or batch, rows, outputs), and c; the arguments are those of `output_bounds`."""
     n = network.outputs
     eye = torch.eye(n, dtype=torch.float64, device=network.device)
     rows = eye if C is None else torch.as_tensor(C).detach().to(eye)

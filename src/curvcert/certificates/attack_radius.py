@@ -10,6 +10,7 @@ batch to batch and from machine to machine, so the other class must lead by seve
 import torch
 from torch import Tensor
 
+from curvcert.boxes import Box
 from curvcert.certificates.pointwise import Pointwise
 from curvcert.certificates.radii import attack_radius
 from curvcert.network import Network
@@ -21,8 +22,6 @@ _STEPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 
 _OTHER_ROUNDING = 4.0
 """How many times the rounding error seen here a witness's lead must exceed, so that it holds up elsewhere."""
-
-Box = tuple[float, float]
 
 
 def attack_witnesses(
@@ -48,7 +47,7 @@ def attack_witnesses(
         scale = (best[todo] * (1 + step)).reshape(-1, *(1,) * (x.dim() - 1))
         candidate = x[todo] + scale * direction
         if box is not None:
-            candidate = candidate.clamp(*box)
+            candidate = box.part(todo).clamp(candidate)
         broken = _clearly_misclassified(network, candidate, points.label[todo])
         hit = todo[broken]
         witness[hit] = candidate[broken]

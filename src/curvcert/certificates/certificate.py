@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from curvcert.boxes import Box, joined_boxes
 from curvcert.certificates.evidence import Evidence, joined_evidence
 from curvcert.certificates.record import read_certificate_file, saved_fields, write_certificate_file
 from curvcert.errors import InvalidInput
@@ -28,10 +29,11 @@ class Certificate:
         correct: whether the network gives that class at the input itself.
         radius: the best certified radius, rounded down; 0 where not correct.
         radii: for the name of every way to a radius that was run, one for each sample, NaN where it was not run:
-            "lipschitz", by Lipschitz constants; "curvature" and "anchored", by the gradient and a curvature constant,
-            global or with the sample fixed; "combined", by both kinds; "shell", by bounds over balls; "line";
-            "linear", by linear relaxation over balls; "quadratic", by Taylor models of order 2 over balls; "norms",
-            carried over from another norm.
+            "lipschitz", by Lipschitz constants, "anchored-lipschitz", by those with the sample fixed; "curvature" and
+            "anchored", by the gradient and a curvature constant, global or with the sample fixed; "combined", by
+            global Lipschitz constants and either curvature; "shell", by bounds over balls; "line"; "linear", by linear
+            relaxation over balls; "quadratic", by Taylor models of order 2 over balls; "norms", carried over from
+            another norm.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
         method: the method behind `radius`, in words, for each sample.
         proven_by: for each of these, the names of the methods that it puts together.
@@ -41,9 +43,13 @@ class Certificate:
         search_radius: the distance of the nearest misclassified point that a search such as PGD found, see
             `with_search`; inf where none, 0 where not correct.
         margin: f_y - max f_i, rounded down.
-        curvature_wins: whether the condition of `prop:compare` holds.
+        curvature_wins: whether the condition of `prop:compare` holds, by the larger radius of both Lipschitz constants.
+        comparison_known: whether the sample is correct and both radii were computed; other samples do not count.
         p: the norm of the radii.
         assumes: what a user declared about the activations, and we only sampled.
+        box: the range of valid inputs, where one was given; every witness lies in it.
+        inside_box: whether radii are about the cut of the ball with the box alone.  One that holds all of the box is
+            infinite: no valid input is misclassified, however far.
         notes: what was chosen and what was skipped, and why.
         evidence: what an independent checker needs beside the radii: digests and constants.
     """
@@ -61,10 +67,17 @@ class Certificate:
     search_radius: Tensor
     margin: Tensor
     curvature_wins: Tensor
+    comparison_known: Tensor
     p: float
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     evidence: Evidence | None = None
+    box: Box | None = None
+    inside_box: bool = False
+
+    def __post_init__(self) -> None:
+        if self.inside_box and self.box is None:
+            raise InvalidInput("A certificate about the inside of a box names the box: inside_box needs box.")
 
     def __len__(self) -> int:
         return len(self.label)
@@ -150,8 +163,13 @@ class Certificate:
         witnesses = int((self.attack_radius.isfinite() & self.correct).sum())
         return (
             f"Certificate({len(self)} samples in l{self.p:g}: {100 * share:.1f}% correct, "
-            f"median radius {median:.4g}, {witnesses} witnesses)"
+            f"median radius {median:.4g}, {witnesses} witnesses{self._where})"
         )
+
+    @property
+    def _where(self) -> str:
+        """What the radii are about, if not the whole ball."""
+        return f", inside the box {self.box}" if self.inside_box else ""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -161,6 +179,7 @@ class Certificate:
             ("median certified radius", f"{float(self.radius.median()):.4g}"),
             ("witnesses", f"{int((self.attack_radius.isfinite() & self.correct).sum())}"),
         ]
+        rows += [("inside the box", f"{self.box}")] if self.inside_box else []
         cells = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>" for name, value in rows)
         return f"<table>{cells}</table>"
 
@@ -192,7 +211,9 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
     """Return the certificates of consecutive batches as one."""
     if not parts:
         raise InvalidInput("There is nothing to certify: the data set is empty.")
-    joined = {
+    if len({(part.p, part.inside_box) for part in parts}) > 1:
+        raise InvalidInput("These certificates are about different norms, or only some about the inside of a box.")
+    joined: dict[str, Any] = {
         f.name: torch.cat([getattr(part, f.name) for part in parts])
         for f in fields(Certificate)
         if isinstance(getattr(parts[0], f.name), Tensor)
@@ -206,16 +227,15 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
     methods = tuple(name for part in parts for name in part.method)
     proven_by = {text: names for part in parts for text, names in part.proven_by.items()}
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    evidence = joined_evidence([part.evidence for part in parts])
-    return Certificate(
+    return replace(
+        parts[0],
         **joined,
         radii=radii,
         method=methods,
         proven_by=proven_by,
-        p=parts[0].p,
-        assumes=parts[0].assumes,
         notes=notes,
-        evidence=evidence,
+        evidence=joined_evidence([part.evidence for part in parts]),
+        box=joined_boxes([part.box for part in parts]),
     )
 
 

@@ -13,7 +13,8 @@ from rich.progress import Progress
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import all_pairs
-from curvcert.certificates.attack_radius import Box, attack_witnesses
+from curvcert.boxes import Box, BoxSides
+from curvcert.certificates.attack_radius import attack_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
 from curvcert.certificates.constants import Tables, global_constants, pair_deviations, pair_table
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
@@ -54,6 +55,7 @@ class Certifier:
     only: str | None
     """The one way to a radius that was asked for by its name, if nothing else is to be told."""
     box: Box | None
+    inside_box: bool
     digest: str
     notes: tuple[str, ...]
 
@@ -71,18 +73,24 @@ class Certifier:
     ) -> Certificate:
         """Certify inputs; the arguments are those of `certify`."""
         shown = progress if progress is not None else Console(stderr=True).is_terminal
-        parts, digests = [], []
+        parts, digests, done = [], [], 0
         bars = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
         with DigestPool() as pool, bars as bar:
             total = len(x) if isinstance(x, Tensor) else None
             task = None if bar is None else bar.add_task("certifying", total=total)
             for inputs, labels in _batches(self.network, x, y, batch_size):
                 pending = pool.start(inputs)
-                parts += _within_memory(self, inputs.to(self.network.device), labels)
+                own = None if self.box is None else self.box.part(slice(done, done + len(inputs)))
+                parts += _within_memory(self, inputs.to(self.network.device), labels, own)
+                done += len(inputs)
                 # A source may write its next batch to the same place.
                 digests.append(pending())
                 if bar is not None and task is not None:
                     bar.advance(task, len(inputs))
+        if self.box is not None and self.box.per_sample and len(self.box.lower) != done:
+            raise InvalidInput(
+                f"The box has the sides of {len(self.box.lower)} samples, got {done}. Give one per sample."
+            )
         certificate = concatenate(parts)
         assert certificate.evidence is not None
         return replace(certificate, evidence=replace(certificate.evidence, inputs=torch.cat(digests)))
@@ -94,7 +102,8 @@ def certify(
     y: Tensor | None = None,
     p: float = 2,
     method: str = "auto",
-    box: Box | None = None,
+    box: BoxSides | Box | None = None,
+    inside_box: bool = False,
     epsilons: Sequence[float] | None = None,
     batch_size: int | None = None,
     device: torch.device | str | None = None,
@@ -108,13 +117,17 @@ def certify(
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
         method: "auto" (the best of all, a sample), "checkable" (the best of those that `curvcert check` can prove
-            again), "lipschitz", "anchored", "shell" (or "local": bounds over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in l2,
-            see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
+            again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
+            over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in
+            l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
             `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
             `certificates.methods.quadratic`), "norms" (carried over from other norms, see
             `certificates.methods.norms`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
             "compositional", "unrolled", "crc".
-        box: (lo, hi), the range of valid inputs; it limits witnesses, not radii.
+        box: (lo, hi), the range of valid inputs: numbers, or tensors of the shape of an input or of x.  It limits
+            witnesses, not radii.
+        inside_box: prove the cut of the ball with the box alone: radii grow, and a radius that holds all of the box is
+            infinite.
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
         device: where to compute; the network's own by default.
@@ -129,14 +142,15 @@ def certify(
     >>> bool(0.4 < cert.radius[0] <= 0.5)
     True
     """
-    return certifier(network, p, method, box, epsilons, device, progress)(x, y, batch_size, progress)
+    return certifier(network, p, method, box, inside_box, epsilons, device, progress)(x, y, batch_size, progress)
 
 
 def certifier(
     network: Network,
     p: float = 2,
     method: str = "auto",
-    box: Box | None = None,
+    box: BoxSides | Box | None = None,
+    inside_box: bool = False,
     epsilons: Sequence[float] | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
@@ -161,8 +175,9 @@ def certifier(
             "pooling or a layer that leaves the classes."
         )
     chosen, is_wanted = _chosen(method)
-    if box is not None and not (len(box) == 2 and box[0] < box[1]):
-        raise InvalidInput(f"box is (lowest, highest) with lowest < highest, got {box!r}.")
+    if inside_box and box is None:
+        raise InvalidInput("inside_box needs the box: pass box=(lowest, highest) as well.")
+    within = None if box is None else Box.of(box, network.in_shape)
     wanted = tuple(float(eps) for eps in epsilons or ())
     if any(not 0 < eps < math.inf for eps in wanted):
         raise InvalidInput(f"epsilons are positive, finite radii, got {list(epsilons or ())}.")
@@ -171,7 +186,8 @@ def certifier(
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
         question, plan, notes = _asked(network, p, wanted, chosen, is_wanted)
     only = None if chosen is None or wanted else chosen.way
-    return Certifier(question, plan, only, box, describable_digest(network), (*question.constants.notes, *notes))
+    notes = (*question.constants.notes, *notes)
+    return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
 
 
 def _asked(
@@ -269,47 +285,50 @@ def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:
     return y.long()
 
 
-def _within_memory(request: Certifier, x: Tensor, y: Tensor | None) -> list[Certificate]:
+def _within_memory(request: Certifier, x: Tensor, y: Tensor | None, box: Box | None) -> list[Certificate]:
     """Certify a batch, in halves if the memory does not hold it."""
     try:
-        return [_certify_batch(request, x, y)]
+        return [_certify_batch(request, x, y, box)]
     except (torch.cuda.OutOfMemoryError, MemoryError):
         if len(x) == 1:
             raise
-    half = len(x) // 2
-    rest = None if y is None else y[half:]
-    return _within_memory(request, x[:half], None if y is None else y[:half]) + _within_memory(request, x[half:], rest)
+    half, found = len(x) // 2, []
+    for part in (slice(half), slice(half, None)):
+        own = None if box is None else box.part(part)
+        found += _within_memory(request, x[part], None if y is None else y[part], own)
+    return found
 
 
 @torch.no_grad()
-def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None) -> Certificate:
-    inside, question = _inside(request.box, x), request.question
+def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | None) -> Certificate:
+    inside, question = _inside(box, x, request.inside_box), request.question
     # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
     useful = bool(question.constants.names[1]) or any(step.needs_gradients for step in request.plan)
     norms = question.pairs.norms
     points = evaluate_points(question.network, x, y, question.p, norms, question.deviations, useful)
-    samples = Samples(question, x, points)
+    samples = Samples(question, x, points, box if request.inside_box else None)
     for step in request.plan:
         step.run(samples)
     K = torch.where(samples.K.isnan(), torch.inf, samples.K)
-    attack, witness = attack_witnesses(question.network, x, points, K, question.p, request.box)
+    attack, witness = attack_witnesses(question.network, x, points, K, question.p, box)
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
     certificate = _assembled(request, samples, attack, witness)
     tables = question.constants
     # Digests of the inputs are computed meanwhile, from where the inputs came from.
     pending = torch.empty(len(x), 0, dtype=torch.uint8)
     evidence = Evidence(request.digest, pending, tables.L, tables.K, tables.names, tables.made_by, samples.K)
-    return replace(certificate, evidence=evidence)
+    return replace(certificate, evidence=evidence, box=box, inside_box=request.inside_box)
 
 
-def _inside(box: Box | None, x: Tensor) -> Tensor:
-    """Tell which samples lie in the box; warn where they look like raw bytes."""
+def _inside(box: Box | None, x: Tensor, required: bool) -> Tensor:
+    """Return which samples lie in the box; warn where they look like raw bytes."""
     if box is None:
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
-    inside = ((x >= box[0]) & (x <= box[1])).flatten(1).all(dim=1)
+    inside = box.contains(x)
     if not bool(inside.all()):
         lowest, highest = float(x.min()), float(x.max())
-        if box == (0, 1) and lowest >= 0 and 2 <= highest <= 255:
+        unit = bool((box.lower == 0).all() and (box.upper == 1).all())
+        if unit and not required and lowest >= 0 and 2 <= highest <= 255:
             warnings.warn(
                 f"Inputs go up to {highest:g} where the box is [0, 1]: these look like bytes. Divide them by 255. "
                 "Their radii hold for the inputs as they are; no witness is claimed for them.",
@@ -318,7 +337,8 @@ def _inside(box: Box | None, x: Tensor) -> Tensor:
             )
         else:
             raise InvalidInput(
-                f"Inputs lie in [{lowest:g}, {highest:g}], outside the box {box}. Widen it or scale them."
+                f"The box {box} does not contain x: {int((~inside).sum())} of {len(x)} inputs, all in [{lowest:g}, "
+                f"{highest:g}], lie outside of it. Widen it or scale them."
             )
     return inside
 
@@ -328,8 +348,12 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
     radii = samples.radii
     if request.only is not None:
         radii = {request.only: radii.get(request.only, samples.none)}
-    shortest = radii.get("lipschitz", torch.full_like(points.margin, torch.nan)).amin(dim=1)
+    # The paper's condition compares with the best radius by Lipschitz constants, global or from the sample on.
+    zeroth = (radii.get(name, samples.none).amin(dim=1) for name in ("lipschitz", "anchored-lipschitz"))
+    shortest = torch.fmax(*zeroth)
     wins = curvature_beats_lipschitz(points.margin, points.gradient_norm, samples.K, shortest[:, None])
+    wins = wins.scatter(1, points.label[:, None], True).all(dim=1)
+    compared = ~shortest.isnan() & ~samples.K.scatter(1, points.label[:, None], 0.0).isnan().any(dim=1)
     names = list(radii)
     stacked = torch.stack([value.nan_to_num(nan=0.0, posinf=torch.inf) for value in radii.values()])
     pair_radius = stacked.amax(dim=0)
@@ -357,7 +381,8 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
         witness_points=witness[shown],
         search_radius=torch.where(points.correct, torch.inf, 0.0).to(torch.float64),
         margin=points.margin.amin(dim=1),
-        curvature_wins=wins.scatter(1, points.label[:, None], True).all(dim=1) & points.correct,
+        curvature_wins=wins & compared & points.correct,
+        comparison_known=compared & points.correct,
         p=question.p,
         assumes=question.network.assumes,
         notes=request.notes,

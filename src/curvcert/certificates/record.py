@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvcert._version import __version__
+from curvcert.boxes import Box
 from curvcert.certificates.evidence import Evidence
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.tensor_files import Arrays, read_tensor_file, write_tensor_file
@@ -33,14 +34,17 @@ _PER_SAMPLE = {
     "label": "<i8",
     "correct": "|b1",
     "curvature_wins": "|b1",
+    "comparison_known": "|b1",
     "method": "<i8",
     "radius": "<f8",
     "attack_radius": "<f8",
     "search_radius": "<f8",
     "margin": "<f8",
 }
-_HEADER = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
-_HEADER |= {"made_by", "proven_by"}
+_HEADER = {
+    *("curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"),
+    *("made_by", "proven_by", "inside_box"),
+}
 _METHOD_NAME = re.compile("[a-z0-9-]{1,40}")
 
 
@@ -90,6 +94,8 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
     arrays |= {"L": evidence.L.numpy(), "K": evidence.K.numpy(), "K_used": evidence.K_used.numpy()}
     arrays |= {f"{_RADII}{name}": value.numpy() for name, value in saved["radii"].items()}
     arrays |= {name: saved[name].numpy() for name in ("witness_index", "witness_points")}
+    if saved["box"] is not None:
+        arrays["box"] = saved["box"].to_array().numpy()
     header = {
         "curvcert": __version__,
         "p": "inf" if math.isinf(saved["p"]) else saved["p"],
@@ -103,6 +109,7 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
         "proven_by": [list(saved["proven_by"][text]) for text in methods],
         "assumes": list(saved["assumes"]),
         "notes": list(saved["notes"]),
+        "inside_box": saved["inside_box"],
     }
     return write_tensor_file(path, KIND, VERSION, header, arrays)
 
@@ -118,11 +125,13 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
     n, classes = header["samples"], header["classes"]
     _require_arrays(path, arrays, n, classes, tuple(header["in_shape"]))
     _require_consistency(path, header, arrays)
+    _require_box(path, arrays, header["inside_box"])
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
     method = tuple(header["methods"][code] for code in tensors.pop("method").tolist())
     names = (header["names"][0], header["names"][1])
     made_by = (tuple(header["made_by"][0]), tuple(header["made_by"][1]))
     inputs, L, K, K_used = (tensors.pop(name) for name in ("inputs", "L", "K", "K_used"))
+    box = tensors.pop("box", None)
     radii = {name.removeprefix(_RADII): tensors.pop(name) for name in list(tensors) if name.startswith(_RADII)}
     return {
         **tensors,
@@ -132,6 +141,8 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
         "p": float(header["p"]),
         "assumes": tuple(header["assumes"]),
         "notes": tuple(header["notes"]),
+        "inside_box": header["inside_box"],
+        "box": None if box is None else Box(box[0], box[1], box.dim() == 2 + len(header["in_shape"])),
         "evidence": Evidence(header["network"], inputs, L, K, names, made_by, K_used, SLACK),
     }
 
@@ -153,6 +164,7 @@ def _require_header(path: Path | str, header: dict[str, Any]) -> None:
     for name in ("names", "methods", "assumes", "notes"):
         strings = isinstance(header[name], list) and all(isinstance(item, str) for item in header[name])
         _require(path, strings, f"{name} is not a list of strings")
+    _require(path, isinstance(header["inside_box"], bool), "inside_box is neither true nor false")
     for name, words in (("made_by", "names"), ("proven_by", "methods")):
         listed = isinstance(header[name], list) and all(isinstance(item, list) for item in header[name])
         listed = listed and all(isinstance(item, str) for each in header[name] for item in each)
@@ -178,6 +190,9 @@ def _require_arrays(path: Path | str, arrays: Arrays, n: int, classes: int, in_s
     expected |= {name: ("<f8", (n,)) for name in radii}
     shown = len(arrays["witness_index"].reshape(-1)) if "witness_index" in arrays else 0
     expected |= {"witness_index": ("<i8", (shown,)), "witness_points": ("<f8", (shown, *in_shape))}
+    if "box" in arrays:
+        shapes = [(2,), (2, *in_shape), (2, n, *in_shape)]
+        expected["box"] = ("<f8", arrays["box"].shape if arrays["box"].shape in shapes else shapes[1])
     _require(path, set(arrays) == set(expected), f"missing or unknown arrays: {sorted(set(arrays) ^ set(expected))}")
     for name, (dtype, shape) in expected.items():
         value = arrays[name]
@@ -185,9 +200,20 @@ def _require_arrays(path: Path | str, arrays: Arrays, n: int, classes: int, in_s
         _require(path, (value.dtype.str, value.shape) == (dtype, shape), f"{name} is {got}, not {dtype} of {shape}")
 
 
+def _require_box(path: Path | str, arrays: Arrays, inside: bool) -> None:
+    _require(path, "box" in arrays or not inside, "its radii are about the inside of a box that it does not hold")
+    if "box" not in arrays:
+        return
+    (lower, upper), points, index = arrays["box"], arrays["witness_points"], arrays["witness_index"]
+    _require(path, bool((lower <= upper).all()), "a side of its box is NaN, or the lower above the upper")
+    if lower.ndim == points.ndim:
+        lower, upper = lower[index], upper[index]
+    _require(path, bool(((points >= lower) & (points <= upper)).all()), "a witness lies outside of the box")
+
+
 def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Arrays) -> None:
     label, correct, radius = arrays["label"], arrays["correct"].astype(bool), arrays["radius"]
-    raw = arrays["correct"].view(np.uint8), arrays["curvature_wins"].view(np.uint8)
+    raw = (arrays[name].view(np.uint8) for name in ("correct", "curvature_wins", "comparison_known"))
     _require(path, all(bool((flags <= 1).all()) for flags in raw), "a truth value is neither 0 nor 1")
     _require(path, bool(((label >= 0) & (label < header["classes"])).all()), "a label is not a class")
     codes = arrays["method"]
@@ -199,6 +225,8 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, not bool(np.isnan(arrays["margin"]).any()), "margin has a NaN")
     least = np.where(correct, arrays["pair_radius"].min(axis=1), 0.0)
     _require(path, bool((radius == least).all()), "a radius is not the least of its pairs'")
+    known, wins = arrays["comparison_known"].astype(bool), arrays["curvature_wins"].astype(bool)
+    _require(path, bool((correct | ~known).all() and (known | ~wins).all()), "a comparison is told and not known")
     _require(path, bool((radius[~correct] == 0).all()), "a misclassified sample has a radius")
     _require(path, bool((arrays["attack_radius"][~correct] == 0).all()), "a misclassified sample has an attack radius")
     nearest = np.minimum(arrays["attack_radius"], arrays["search_radius"])

@@ -17,7 +17,8 @@ from curvcert.rounding import norm_upper_bound_of_vectors
 def with_search(certificate: Certificate, network: Network, x: Tensor, attack: Attack) -> Certificate:
     """Return the certificate with the nearest points that a search found in `search_radius`.
 
-    Every point is evaluated anew, and one that is not strictly misclassified does not count.  A point inside a
+    Every point is evaluated anew, and one that is not strictly misclassified does not count, nor does one outside of
+    the box where the radii are about its inside.  A point inside a
     certified ball would refute the certificate: that raises, and so does another network, or other inputs, than what
     was certified.
 
@@ -40,6 +41,8 @@ def with_search(certificate: Certificate, network: Network, x: Tensor, attack: A
     matching_inputs(certificate.evidence, x)
     found = attack.broken.to(x.device) & certificate.correct
     points = torch.where(found.reshape(-1, *(1,) * (x.dim() - 1)), attack.points.to(x), x)
+    if certificate.inside_box and certificate.box is not None:
+        found = found & certificate.box.contains(points)
     found = found & replays(network, points, certificate.label)
     distance = norm_upper_bound_of_vectors((points - x).flatten(1), certificate.p, 1)
     if bool((found & (distance < certificate.radius)).any()):

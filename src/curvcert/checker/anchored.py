@@ -13,26 +13,29 @@ round.  Unrolled with the gradient u at x,
 x on too: it takes the place of any step or term that is larger.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from curvcert.checker.curvature import EIGENVALUE_SIDE
 from curvcert.checker.evaluation import Backed, Passed, Vector
 from curvcert.checker.facts import Facts
-from curvcert.checker.growth import stacked_size
+from curvcert.checker.growth import Growth, stacked_size
 from curvcert.checker.jacobians import Jacobian, jacobians_at, slopes_at
-from curvcert.checker.lipschitz import functional_steps
+from curvcert.checker.lipschitz import Linear, functional_steps
 from curvcert.checker.outward import (
+    TINY,
     Array,
     Enclosed,
     U,
     gram,
     lengths,
+    plus,
     product,
     raised,
     row_lengths,
     spectral_norm,
+    times,
     up,
     weighted_eigenvalue,
 )
@@ -40,6 +43,9 @@ from curvcert.checker.pieces import Piece, read_outs
 from curvcert.checker.quotients import curvature_quotients, steepest_quotients
 
 _JACOBIAN_SIDE = 256
+
+_PATH_ELEMENTS = 2**20
+"""Neurons times neurons and inputs, up to which maps over all of them are formed for one input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +89,7 @@ def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: lis
         there = min(before, _norm(jacobians.read[k]))
         if piece is not blocks.last:
             K[piece.output] = min(_step(facts, k, view, known, before, there), facts.curvatures[piece.output])
-    found = _last_step(facts, views[-1], stacked_size(known, 2), before, there, label)
+    found = _last_step(facts, views[-1], known, before, there, label)
     found = np.minimum(found, up(total, 8 * len(blocks.pieces) + 8))
     found[label] = 0.0
     return found
@@ -120,9 +126,60 @@ def block_growth(facts: Facts, k: int, low: Array, high: Array) -> float:
     return raised(found, 8)
 
 
+def growth_seen(facts: Facts, slopes: list[tuple[Array, Array] | None], p: float) -> Growth | None:
+    """Return Lipschitz constants in p -> p as seen from one input, by LipLT with slopes of every neuron's own.
+
+    With the middles mu of the slopes and rho half their widths, a block is H + G diag(mu) W, and G diag(rho) times what
+    is 1-Lipschitz.  None where that would take long.
+    """
+    pieces, parts = facts.blocks.pieces, facts.parts_in(p)
+    neurons = sum(part.hidden for part in parts)
+    if neurons * (neurons + facts.model.nodes[0].size) > _PATH_ELEMENTS:
+        return None
+    own = [
+        part if slope is None else _about_middles(piece, part, *slope)
+        for piece, part, slope in zip(pieces, parts, slopes, strict=True)
+    ]
+    return Growth(facts.blocks, own, p)
+
+
+def _about_middles(piece: Piece, part: Linear, low: Array, high: Array) -> Linear:
+    assert piece.W is not None
+    mu = 0.5 * (low + high)
+    rho = up(np.maximum(high - mu, mu - low))
+    linear = times(piece.G, _weighed(mu, piece.W))
+    assert linear is not None
+    linear = linear if piece.H is None else plus(piece.H, linear)
+    outer = Enclosed(np.diag(rho)) if piece.G is None else _weighed(rho, piece.G.transposed).transposed
+    steepest = float(np.maximum(np.abs(low), np.abs(high)).max())
+    return replace(part, linear=linear, radius=1.0, outer=outer, steepest=steepest, contraction=None)
+
+
+def _weighed(d: Array, A: Enclosed) -> Enclosed:
+    """Return diag(d) A."""
+    value = d[:, None] * A.value
+    error = U * np.abs(value) if A.error is None else U * np.abs(value) + np.abs(d[:, None]) * A.error
+    return Enclosed(value, up(error) + TINY)
+
+
+def slopes_seen(facts: Facts, passed: Passed) -> list[tuple[Array, Array] | None]:
+    """Enclose the slopes of every block's neurons as seen from one input; None for an affine block."""
+    found: list[tuple[Array, Array] | None] = []
+    for piece, z in zip(facts.blocks.pieces, facts.neurons(passed), strict=True):
+        if z is None or piece.act is None:
+            found.append(None)
+        elif piece.act.smooth:
+            found.append(steepest_quotients(piece.act, z.value, z.error))
+        else:
+            alpha, beta = piece.act.slope
+            found.append((np.full_like(z.value, alpha), np.full_like(z.value, beta)))
+    return found
+
+
 def _anchored_constants(facts: Facts, views: list[Seen | None]) -> dict[int, float]:
     """Return Lipschitz constants of x -> v as seen from one input, for every value that a block reads."""
     found = {0: 1.0}
+    by_paths = growth_seen(facts, [None if view is None else (view.low, view.high) for view in views], 2.0)
     for k, (piece, view) in enumerate(zip(facts.blocks.pieces[:-1], views, strict=False)):
         part, read = facts.parts[k], [found[source] for source in piece.sources]
         grown = part.product if view is None else block_growth(facts, k, view.low, view.high)
@@ -130,6 +187,8 @@ def _anchored_constants(facts: Facts, views: list[Seen | None]) -> dict[int, flo
         if view is None:
             L = min(L, sum(norm * one for norm, one in zip(part.H_parts, read, strict=True)))
         found[piece.output] = min(raised(L, 8 + 2 * len(read)), facts.growth.values[piece.output])
+        if by_paths is not None:
+            found[piece.output] = min(found[piece.output], by_paths.values[piece.output])
     return found
 
 
@@ -181,12 +240,14 @@ def _bilinear(facts: Facts, k: int, weights: Array) -> Array:
     return np.minimum(found, [weighted_eigenvalue(W, d) if d.any() else 0.0 for d in weights])
 
 
-def _last_step(facts: Facts, view: Seen | None, K: float, L: float, jacobian: float, label: int) -> Array:
+def _last_step(facts: Facts, view: Seen | None, known: list[float], L: float, jacobian: float, label: int) -> Array:
     part, piece, k = facts.parts[-1], facts.blocks.last, len(facts.parts) - 1
-    rows, outer, skip = read_outs(facts.blocks, label)
+    K, (rows, outer, skip) = stacked_size(known, 2), read_outs(facts.blocks, label)
     straight = np.zeros(facts.blocks.classes) if skip is None else row_lengths(skip, 2)
     if view is None or piece.W is None or piece.act is None:
-        return up(straight * K)
+        assert skip is not None
+        by_parts = [row_lengths(A, 2) * one for A, one in zip(piece.split(skip), known, strict=True)]
+        return up(np.minimum(straight * K, np.sum(by_parts, axis=0)), 8 + 2 * len(known))
     size = facts.parts[k].W
     omega = _bilinear(facts, k, up(view.c * outer.size))
     whole = functional_steps(piece, part, outer, skip, 2.0)

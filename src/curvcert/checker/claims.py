@@ -14,8 +14,10 @@ from curvcert.checker.outward import Array
 
 KIND, VERSION = "curvcert-certificate", 2
 
-_FIELDS = {"curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"}
-_FIELDS |= {"made_by", "proven_by"}
+_FIELDS = {
+    *("curvcert", "p", "samples", "classes", "in_shape", "network", "names", "methods", "assumes", "notes"),
+    *("made_by", "proven_by", "inside_box"),
+}
 _NUMBERS = (
     "radius",
     "attack_radius",
@@ -23,7 +25,7 @@ _NUMBERS = (
     "margin",
 )
 _OTHERS = {
-    *("correct", "curvature_wins", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"),
+    *("correct", "curvature_wins", "comparison_known", "method", "inputs", "label", "pair_radius", "L", "K", "K_used"),
     *("witness_index", "witness_points"),
 }
 _RADII = "radii."
@@ -43,6 +45,7 @@ class Claims:
     label: NDArray[np.int64]
     correct: NDArray[np.bool_]
     wins: NDArray[np.bool_]
+    compared: NDArray[np.bool_]
     proven_by: tuple[frozenset[str], ...]
     radius: Array
     radii: dict[str, Array]
@@ -55,6 +58,17 @@ class Claims:
     K_used: Array
     witness_index: NDArray[np.int64]
     witness_points: Array
+    box: tuple[Array, Array] | None
+    """The sides of the range of valid inputs: of all samples, or with one row for each."""
+    inside_box: bool
+
+    def sides(self, k: int) -> tuple[Array, Array] | None:
+        """Return the lowest and the highest values of a sample's box, of its shape, if there is a box."""
+        if self.box is None:
+            return None
+        own = self.box[0].ndim == 1 + len(self.in_shape) and self.box[0].ndim > 0
+        lower, upper = (np.broadcast_to(side[k] if own else side, self.in_shape) for side in self.box)
+        return lower, upper
 
     def radius_by(self, name: str, k: int) -> float:
         """Return the radius of a sample by one method, NaN where it was not run."""
@@ -81,7 +95,7 @@ def read_claims(path: Path | str) -> Claims:
         content.refuse(f"missing or unknown header fields {sorted(set(content.header) ^ _FIELDS)}")
     n, classes, in_shape, p = _sizes(content)
     numbers: dict[str, Array] = {name: content.array(name, "<f8", (n,)) for name in _NUMBERS}
-    flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins")}
+    flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins", "comparison_known")}
     methods = _texts(content, "methods")
     codes = content.array("method", "<i8", (n,))
     if bool(((codes < 0) | (codes >= len(methods))).any()):
@@ -94,6 +108,9 @@ def read_claims(path: Path | str) -> Claims:
     _texts(content, "notes")
     radii = [name for name in content.arrays if re.fullmatch(_RADII + "[a-z0-9-]{1,40}", name)]
     index = content.array("witness_index", "<i8").reshape(-1)
+    inside, box = content.field("inside_box", bool), _box(content, n, in_shape)
+    if inside and box is None:
+        content.refuse("its radii are about the inside of a box that it does not hold")
     claims = Claims(
         network=content.header["network"],
         p=p,
@@ -104,6 +121,7 @@ def read_claims(path: Path | str) -> Claims:
         label=content.array("label", "<i8", (n,)),
         correct=flags["correct"],
         wins=flags["curvature_wins"],
+        compared=flags["comparison_known"],
         proven_by=tuple(proven_by[code] for code in codes),
         pair_radius=content.array("pair_radius", "<f8", (n, classes)),
         L=content.array("L", "<f8", (classes, classes)),
@@ -112,12 +130,26 @@ def read_claims(path: Path | str) -> Claims:
         radii={name[len(_RADII) :]: content.array(name, "<f8", (n,)) for name in radii},
         witness_index=index,
         witness_points=content.array("witness_points", "<f8", (len(index), *in_shape)),
+        box=box,
+        inside_box=inside,
         **numbers,
     )
-    if set(content.arrays) != {*_NUMBERS, *_OTHERS, *radii}:
-        content.refuse(f"unknown arrays {sorted(set(content.arrays) - {*_NUMBERS, *_OTHERS, *radii})}")
+    known = {*_NUMBERS, *_OTHERS, *radii, *({"box"} if box else ())}
+    if set(content.arrays) != known:
+        content.refuse(f"unknown arrays {sorted(set(content.arrays) - known)}")
     _require_consistency(content, claims, classes)
     return claims
+
+
+def _box(content: Content, n: int, in_shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    if "box" not in content.arrays:
+        return None
+    sides = content.array("box", "<f8")
+    if sides.shape not in ((2,), (2, *in_shape), (2, n, *in_shape)):
+        content.refuse(f"its box is of shape {sides.shape}")
+    if not bool((sides[0] <= sides[1]).all()):
+        content.refuse("a side of its box is NaN, or a lower one above the upper one")
+    return sides[0], sides[1]
 
 
 def _sizes(content: Content) -> tuple[int, int, tuple[int, ...], float]:
@@ -179,6 +211,8 @@ def _require_consistency(content: Content, claims: Claims, classes: int) -> None
         (bool((radius[correct] <= nearest[correct]).all()), "a radius reaches beyond a misclassified point"),
         (bool((np.diff(index) > 0).all()), "the samples with a witness are not given in order"),
         (bool(((index >= 0) & (index < len(correct))).all()), "a witness is that of no sample"),
+        (bool((correct | ~claims.compared).all()), "a misclassified sample is compared"),
+        (bool((claims.compared | ~claims.wins).all()), "a curvature radius wins where nothing is compared"),
         (bool((claims.margin[correct] > 0).all()), "a sample is called correct with a margin of 0 or less"),
     )
     for holds, otherwise in rules:

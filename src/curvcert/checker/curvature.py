@@ -55,7 +55,7 @@ def unrolled(
     blocks: Blocks, growth: Growth, layers: list[Metric] | None, sizes: list[Array], values: dict[int, Array]
 ) -> list[Array]:
     """Return what each block adds to the curvature of all f_i - f_j at most."""
-    entries, found = gradient_entries(blocks, sizes), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
+    entries, found = gradient_entries(blocks, sizes, values), [np.zeros(len(sizes[-1])) for _ in blocks.pieces]
     previous: Piece | None = None
     for k, (piece, part) in enumerate(zip(blocks.pieces, growth.parts, strict=True)):
         if piece.act is None or piece.W is None:
@@ -66,6 +66,8 @@ def unrolled(
         square = raised(L * L)
         omega = min(hadamard(piece.W), raised(part.W * float(row_lengths(piece.W, 2).max())))
         best = np.minimum(sizes[k] * omega * square, square * _by_entries(piece.W, entries[k]))
+        # In l2 a sum of u_l |J_l a| |J_l b| is at most the largest u_l times the squared constant of z.
+        best = np.minimum(best, np.minimum(entries[k].max(axis=1), sizes[k]) * growth.inner[k] ** 2)
         best = up(best, 8) * piece.act.c
         if piece is not blocks.last:
             best = np.minimum(best, values[piece.output] * _block_curvature(piece, part) * square)

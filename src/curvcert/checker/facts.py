@@ -57,12 +57,12 @@ class Facts:
     @cached_property
     def value_gradients(self) -> dict[int, Array]:
         """Bounds on the gradients with respect to the values between blocks, for every pair."""
-        return value_gradients(self.blocks, self.parts)
+        return value_gradients(self.blocks, self.parts, self.gradient_sizes)
 
     @cached_property
     def gradient_sizes(self) -> list[Array]:
         """Bounds on the gradients with respect to the activations, for every pair."""
-        return gradient_sizes(self.blocks, self.growth, self.value_gradients)
+        return gradient_sizes(self.blocks, self.growth, value_gradients(self.blocks, self.parts))
 
     @cached_property
     def hadamards(self) -> list[float]:
@@ -128,8 +128,18 @@ class Facts:
             return found
         return np.minimum(found, lipschitz.lipsdp_constants(self.blocks, self.metrics[-1]))
 
+    def parts_in(self, p: float) -> list[Linear]:
+        """Return the blocks about their middle slopes, with norms p -> p."""
+        if p not in self._parts:
+            self._parts[p] = [lipschitz.linearised(piece, p) for piece in self.blocks.pieces]
+        return self._parts[p]
+
+    @cached_property
+    def _parts(self) -> dict[float, list[Linear]]:
+        return {}
+
     def _growth(self, p: float) -> Growth:
-        return Growth(self.blocks, [lipschitz.linearised(piece, p) for piece in self.blocks.pieces], p)
+        return Growth(self.blocks, self.parts_in(p), p)
 
     def table(self, values: Array) -> Array:
         """Return one value a pair as a symmetric table with zeros on its diagonal."""

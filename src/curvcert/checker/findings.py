@@ -7,6 +7,7 @@ from curvcert.errors import UnsupportedModule
 
 LIPSCHITZ = {"product", "liplt", "lipsdp-recursion", "through l2"}
 CURVATURE = {"compositional", "unrolled", "crc", "anchored"}
+SEEN = {"anchored-lipschitz"}
 BALLS = {"shell", "line"}
 """The methods that the checker has rules for that are as good."""
 

@@ -23,8 +23,11 @@ def last_slopes(blocks: Blocks, part: Linear) -> Array:
     return np.minimum(found, up(about, 8))
 
 
-def value_gradients(blocks: Blocks, parts: list[Linear]) -> dict[int, Array]:
-    """Bound the gradients of every f_i - f_j with respect to every value that a block reads."""
+def value_gradients(blocks: Blocks, parts: list[Linear], sizes: list[Array] | None = None) -> dict[int, Array]:
+    """Bound the gradients of every f_i - f_j with respect to every value that a block reads.
+
+    `sizes` are those with respect to activations, once they are known.
+    """
     _, outer, skip = read_outs(blocks, None)
     found: dict[int, Array] = {}
     for k in range(len(parts) - 1, -1, -1):
@@ -33,6 +36,7 @@ def value_gradients(blocks: Blocks, parts: list[Linear]) -> dict[int, Array]:
         whole = last_slopes(blocks, part) if last else behind * part.transformed
         steep = 0.0 if piece.act is None else piece.act.steepest
         G = row_lengths(outer, 2) if last else behind * part.G
+        G = G if sizes is None or piece.act is None else np.minimum(G, sizes[k])
         skips = None if skip is None or not last else piece.split(skip)
         for place, source in enumerate(piece.sources):
             sent = behind * part.H_parts[place] if not last else np.zeros(len(whole))
@@ -109,34 +113,47 @@ def _onwards(
     return candidates
 
 
-def gradient_entries(blocks: Blocks, sizes: list[Array]) -> list[Array]:
-    """Bound every entry of the gradients with respect to activations, by intervals through the transposed maps."""
+def gradient_entries(blocks: Blocks, sizes: list[Array], values: dict[int, Array]) -> list[Array]:
+    """Bound every entry of the gradients with respect to activations, by intervals through the transposed maps.
+
+    No entry exceeds the whole: `sizes` with respect to activations, `values` to what blocks read.
+    """
     rows, _, _ = read_outs(blocks, None)
     ends = {blocks.last.output: (rows.value, rows.value)}
     found = []
     for piece, size in zip(reversed(blocks.pieces), reversed(sizes), strict=True):
-        low, high = ends[piece.output]
+        end, last = ends[piece.output], piece is blocks.last
+        behind = None if last else values[piece.output]
+        end = end if behind is None else _within(*end, behind[:, None])
         if piece.act is None or piece.W is None:
             assert piece.H is not None
-            below = _pulled(piece.H, low, high)
+            below = _sent(piece.H, end, behind)
             found.append(np.zeros((len(size), 0)))
         else:
-            inner = (low, high) if piece.G is None else _pulled(piece.G, low, high)
-            inner = np.maximum(inner[0], -size[:, None]), np.minimum(inner[1], size[:, None])
+            inner = _within(*(end if piece.G is None else _sent(piece.G, end, behind)), size[:, None])
             found.append(np.maximum(np.abs(inner[0]), np.abs(inner[1])))
-            corners = np.array([slope * end for slope in piece.act.slope for end in inner])
+            corners = np.array([slope * bound for slope in piece.act.slope for bound in inner])
             slack = 4 * U * np.abs(corners).max(axis=0)
-            below = _pulled(piece.W, corners.min(axis=0) - slack, corners.max(axis=0) + slack)
-            cap = up(piece.act.steepest * size[:, None] * row_lengths(piece.W.transposed, 2)[None], 8)
-            below = np.maximum(below[0], -cap), np.minimum(below[1], cap)
+            slopes = corners.min(axis=0) - slack, corners.max(axis=0) + slack
+            below = _sent(piece.W, slopes, piece.act.steepest * size)
             if piece.H is not None:
-                below = _sum(below, _pulled(piece.H, low, high))
+                below = _sum(below, _pulled(piece.H, *end))
         start = 0
         for source, count in zip(piece.sources, piece.sizes, strict=True):
             part = below[0][:, start : start + count], below[1][:, start : start + count]
             ends[source] = _sum(ends[source], part) if source in ends else part
             start += count
     return found[::-1]
+
+
+def _within(low: Array, high: Array, cap: Array) -> tuple[Array, Array]:
+    return np.maximum(low, -cap), np.minimum(high, cap)
+
+
+def _sent(A: Enclosed, end: tuple[Array, Array], size: Array | None) -> tuple[Array, Array]:
+    """Enclose g A for every row vector g in an interval, no longer than `size` where that is given."""
+    below = _pulled(A, *end)
+    return below if size is None else _within(*below, up(size[:, None] * row_lengths(A.transposed, 2)[None], 8))
 
 
 def _sum(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:

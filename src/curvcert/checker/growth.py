@@ -174,15 +174,14 @@ class Growth:
 
     def _through(self, k: int) -> float:
         piece, part = self.blocks.pieces[k], self.parts[k]
-        assert piece.act is not None
         skip = self._by_parts(k, part.H_parts) if piece.H is not None else 0.0
-        return raised(skip + piece.act.steepest * part.G * self.inner[k], 8)
+        return raised(skip + part.steepest * part.G * self.inner[k], 8)
 
-    def pairs(self) -> Array:
-        """Return Lipschitz constants of all f_i - f_j, i < j."""
+    def pairs(self, label: int | None = None) -> Array:
+        """Return Lipschitz constants of all f_i - f_j, i < j; or of f_i - f_label for all i."""
         dual, k = DUAL[self.p], len(self.parts) - 1
         piece, part = self.blocks.last, self.parts[k]
-        rows, outer, skip = read_outs(self.blocks, None)
+        rows, outer, skip = read_outs(self.blocks, label)
 
         def norm(A: Factor) -> Array:
             assert A is not None
@@ -192,7 +191,7 @@ class Growth:
         found = np.minimum(found, up(functional_steps(piece, part, outer, skip, dual) * self.before(k), 8))
         through = np.zeros(len(found)) if skip is None else self._row_by_row(piece, skip, dual)
         if piece.act is not None:
-            through = through + piece.act.steepest * row_lengths(outer, dual) * self.inner[k]
+            through = through + part.steepest * row_lengths(outer, dual) * self.inner[k]
         return np.minimum(found, up(through, self._slack))
 
     def _row_by_row(self, piece: Piece, rows: Enclosed, dual: float) -> Array:

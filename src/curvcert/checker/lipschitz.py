@@ -42,7 +42,8 @@ class Linear:
     """A block about its middle slope: the linear part, the radius of the slopes, G, and norms p -> p.
 
     `H_parts` and `W_parts` are the norms of what belongs to each value that the block reads.  `product` is the block's
-    constant by the norms of its maps, or its own rule; `transformed` the one about the middle slope, if that is less.
+    constant by the norms of its maps, or its own rule; `transformed` the one about the middle slope, if that is less;
+    `steepest` the largest absolute slope.
     """
 
     linear: Enclosed
@@ -56,6 +57,7 @@ class Linear:
     W_parts: tuple[float, ...]
     product: float
     transformed: float
+    steepest: float = 0.0
     contraction: tuple[float, float] | None = None
 
 
@@ -75,13 +77,14 @@ def linearised(piece: Piece, p: float) -> Linear:
     if piece.H is not None:
         linear = plus(piece.H, linear)
     G, W, W_parts = operator_norm(piece.G, p), operator_norm(piece.W, p), _norms_of_parts(piece, piece.W, p)
-    constant = raised(H + piece.act.steepest * G * W)
+    steep = piece.act.steepest
+    constant = raised(H + steep * G * W)
     contraction = _contraction(piece, W) if p == 2 else None
     if contraction is not None:
         constant = min(constant, raised(H * contraction[0] + contraction[1]))
     transformed = min(constant, raised(operator_norm(linear, p) + radius * G * W))
     hidden = len(piece.W.value)
-    return Linear(linear, radius, piece.G, hidden, H, G, W, H_parts, W_parts, constant, transformed, contraction)
+    return Linear(linear, radius, piece.G, hidden, H, G, W, H_parts, W_parts, constant, transformed, steep, contraction)
 
 
 def _norms_of_parts(piece: Piece, A: Enclosed | None, p: float) -> tuple[float, ...]:
@@ -126,7 +129,7 @@ def functional_steps(piece: Piece, part: Linear, outer: Enclosed, skip: Enclosed
     step = np.zeros(len(outer.value)) if skip is None else row_lengths(skip, dual)
     if piece.act is None:
         return step
-    found = step + piece.act.steepest * row_lengths(outer, dual) * part.W
+    found = step + part.steepest * row_lengths(outer, dual) * part.W
     if part.contraction is not None and skip is not None:
         own, off = part.contraction
         # A difference of two outputs has length sqrt(2).

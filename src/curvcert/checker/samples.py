@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.anchored import anchored_curvatures, views_of
+from curvcert.checker.anchored import anchored_curvatures, growth_seen, slopes_seen, views_of
 from curvcert.checker.evaluation import Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.findings import (
     BALLS,
     CURVATURE,
     LIPSCHITZ,
+    SEEN,
     Unproven,
     findings_of,
     require,
     require_proof,
 )
 from curvcert.checker.lipschitz import DUAL
-from curvcert.checker.outward import Array, U, lengths
+from curvcert.checker.outward import Array, U, lengths, up
 from curvcert.checker.radii import Point, proven_by_balls, proven_by_constants
 from curvcert.checker.search import bends_more_than, misclassified_within, steeper_than
 from curvcert.checker.tables import Tables, too_small
@@ -74,6 +75,7 @@ class _Sample:
         self.x, self.k, self.label = x, k, int(tables.claims.label[k])
         self._point: Point | None = None
         self._K: Array | None = None
+        self._L_seen: Array | None = None
 
     def check_identity(self, label: int | None) -> None:
         """Require the input and the label to be those of the certificate."""
@@ -84,6 +86,24 @@ class _Sample:
             label is None or label == self.label, f"the certificate is about class {self.label}, the label is {label}"
         )
         require(bool(np.isfinite(self.x).all()), "the input is not finite")
+        require(
+            self.cut is None or _holds(self.cut, self.x), "the input lies outside of the box that the radii are about"
+        )
+
+    @property
+    def cut(self) -> tuple[Array, Array] | None:
+        """The sides of the box that the balls are cut with; None where the radii are about whole balls."""
+        return self.claims.sides(self.k) if self.claims.inside_box else None
+
+    def needed(self, radius: Array | float) -> Array:
+        """Return the radius of a whole ball that is enough for a claim.
+
+        What holds in the ball holds in its cut with the box, and one that reaches the farthest corner holds it all.
+        """
+        if self.cut is None:
+            return np.asarray(radius, np.float64)
+        room = np.maximum(self.x - self.cut[0], self.cut[1] - self.x).reshape(-1)
+        return np.minimum(radius, float(lengths(room[None], self.claims.p, 1)[0]) * (1 + 8 * U))
 
     def check_margin(self) -> None:
         """Require the margin to be no larger than it can be, and the class to be as told."""
@@ -150,6 +170,19 @@ class _Sample:
             return none
         return own
 
+    @property
+    def L_seen(self) -> Array:
+        """The checker's own Lipschitz constants for the label as seen from the input; never above the global ones."""
+        if self._L_seen is None:
+            facts, p, L = self.facts, self.claims.p, self.tables.L[self.label]
+            slopes = slopes_seen(facts, self.point.passed)
+            # ||x||_2 <= n^(1/2 - 1/p) ||x||_p for p > 2, and ||x||_2 <= ||x||_1.
+            for norm, factor in {p: 1.0, 2.0: float(up(np.sqrt(self.x.size))) if p == np.inf else 1.0}.items():
+                growth = growth_seen(facts, slopes, norm)
+                L = L if growth is None else np.minimum(L, up(factor * growth.pairs(self.label)))
+            self._L_seen = L
+        return self._L_seen
+
     def check_constants(self) -> None:
         """Require the curvature constants in use, and no gradient here to be longer than a Lipschitz constant."""
         label, others, claimed = self.label, self.point.others, self.claims.K_used[self.k]
@@ -178,13 +211,16 @@ class _Sample:
         """Require the radii that constants alone give."""
         none, K, L = np.full_like(self.K, np.inf), self.K, self.tables.L[self.label]
         by_formula = {"lipschitz": (none, L), "curvature": (K, none), "anchored": (K, none), "combined": (K, L)}
+        if not np.isnan(self.claims.radius_by("anchored-lipschitz", self.k)):
+            by_formula["anchored-lipschitz"] = none, self.L_seen
         for name, constants in by_formula.items():
             radius = self.claims.radius_by(name, self.k)
             if not np.isnan(radius):
-                proven = proven_by_constants(self.point, np.full_like(K, radius), *constants)
+                need = np.full_like(K, self.needed(radius))
+                proven = proven_by_constants(self.point, need, *constants)
                 text = f"the {name} radius {radius:.9g} is more than is proven"
-                engine = self._engine("L" if name == "lipschitz" else "KL" if name == "combined" else "K")
-                self._require_radius(np.where(proven, 0.0, radius), text, engine)
+                tables = {"lipschitz": "L", "anchored-lipschitz": "L", "combined": "KL"}.get(name, "K")
+                self._require_radius(np.where(proven, 0.0, need), text, self._engine(tables))
 
     def _engine(self, tables: str) -> bool:
         """Whether the checker has rules as good as those that constants came by: else it cannot tell."""
@@ -196,7 +232,7 @@ class _Sample:
         """Stop unless no class is open up to a radius > 0: by a counterexample within it, or without a proof."""
         if not open_.any():
             return
-        found = misclassified_within(self.facts, self.x.reshape(-1), self.label, open_, self.claims.p)
+        found = misclassified_within(self.facts, self.x.reshape(-1), self.label, open_, self.claims.p, self.cut)
         require(found is None, f"{text}, and class {found} reaches the label within it")
         require_proof(False, text, engine)
 
@@ -213,8 +249,12 @@ class _Sample:
         balls = claims.p == 2 and facts.smooth
         require("misclassified" not in named, "a correct sample is called misclassified")
         require(balls or "line" not in named, "the method is called line, which is one of smooth networks in l2")
-        pair, known = claims.pair_radius[k], named <= LIPSCHITZ | CURVATURE | (BALLS if claims.p == 2 else set())
+        pair = self.needed(claims.pair_radius[k])
+        known = named <= LIPSCHITZ | SEEN | CURVATURE | (BALLS if claims.p == 2 else set())
         open_ = np.where(proven_by_constants(point, pair, *self.constants), 0.0, pair)
+        if open_.any() and not np.isnan(claims.radius_by("anchored-lipschitz", k)):
+            none = np.full_like(pair, np.inf)
+            open_ = np.where(proven_by_constants(point, open_, none, self.L_seen), 0.0, open_)
         if balls and open_.any():
             # A line takes along what shells know: shells alone do not reach its radius.
             order = ("line", "shell") if "line" in named else ("shell", "line", "shell")
@@ -224,7 +264,7 @@ class _Sample:
             except UnsupportedModule:
                 known &= not named & BALLS
         i = int(np.argmax(open_ > 0))
-        text = f"the radius {pair[i]:.9g} of class {i} is more than is proven"
+        text = f"the radius {claims.pair_radius[k][i]:.9g} of class {i} is more than is proven"
         self._require_radius(open_, text, known and self._engine(self._tables_of(named)))
 
     @property
@@ -234,7 +274,7 @@ class _Sample:
 
     def _tables_of(self, named: frozenset[str]) -> str:
         """Return the tables that methods take their constants from."""
-        return ("L" if named & LIPSCHITZ else "") + ("K" if named & CURVATURE else "")
+        return ("L" if named & (LIPSCHITZ | SEEN) else "") + ("K" if named & CURVATURE else "")
 
     @property
     def _named(self) -> tuple[frozenset[str], bool]:
@@ -246,7 +286,7 @@ class _Sample:
 
         Every class has been proven before, each by the kind that reaches farthest; the name is that of the weakest.
         """
-        (named, shell), pair = self._named, self.claims.pair_radius[self.k]
+        (named, shell), pair = self._named, self.needed(self.claims.pair_radius[self.k])
         tables = self._tables_of(named)
         require_proof(
             bool(tables or named & BALLS), "the method has a name that the checker does not know", engine=False
@@ -257,20 +297,25 @@ class _Sample:
             require(shell, "the method is called shell and there is no shell radius")
             return
         (K, L), none = self.constants, np.full_like(self.K, np.inf)
-        radius = float(self.claims.radius[self.k])
+        radius = float(self.needed(self.claims.radius[self.k]))
+        L = self.L_seen if named & SEEN else L
         used = (K if "K" in tables else none), (L if "L" in tables else none)
         proven = proven_by_constants(self.point, np.where(pair <= radius, radius, 0.0), *used)
         text = "the radius is more than the method that it names proves"
         require_proof(bool(proven.all()), text, self._engine(tables))
 
     def check_comparison(self) -> None:
-        """Recompute the paper's condition where it is said to hold; too close to call within a part in a million."""
-        if not self.claims.wins[self.k]:
-            return
-        shortest, rest, point = self.claims.radius_by("lipschitz", self.k), self.point.others, self.point
+        """Recompute the paper's condition where it is said to hold; too close to call within a part in a million.
+
+        Whether it is known is whether the file has both sides of it.
+        """
+        L, seen = (self.claims.radius_by(name, self.k) for name in ("lipschitz", "anchored-lipschitz"))
+        shortest, rest, point = float(np.fmax(L, seen)), self.point.others, self.point
         used = self.claims.K_used[self.k][rest]
         known = not np.isnan(shortest) and not np.isnan(used).any()
-        require(known, "the curvature radius is said to win with nothing to compare")
+        require(known == bool(self.claims.compared[self.k]), "what is compared is not what there is to compare")
+        if not self.claims.wins[self.k]:
+            return
         left = used * shortest**2
         right = 2 * (point.m[rest] - point.g[rest] * shortest)
         clear = _CLEAR * (np.abs(left) + 2 * (point.m[rest] + point.g[rest] * shortest))
@@ -285,6 +330,8 @@ class _Sample:
         if witness is None or not np.isfinite(witness).all():
             raise Unproven(CONTRADICTED, "an attack radius has no witness")
         low, high = _length((witness - self.x).reshape(-1), self.claims.p)
+        sides = self.claims.sides(self.k)
+        require(sides is None or _holds(sides, witness), "the witness lies outside of the box")
         near = low <= claimed <= high * (1 + _DISTANCE)
         require(near, f"the witness is at distance {high:.9g}, claimed is {claimed:.9g}")
         outputs = forward(self.facts.model, witness.reshape(-1)).outputs
@@ -293,6 +340,10 @@ class _Sample:
         require(bool((np.delete(gap + doubt, label) > 0).any()), "the witness is classified correctly")
         strictly = bool((np.delete(gap - doubt, label) > 0).any())
         require_proof(strictly, "the witness is a tie within the checker's rounding", engine=False)
+
+
+def _holds(sides: tuple[Array, Array], x: Array) -> bool:
+    return bool(((sides[0] <= x) & (x <= sides[1])).all())
 
 
 def _length(v: Array, p: float) -> tuple[float, float]:

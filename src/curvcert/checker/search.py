@@ -18,10 +18,13 @@ _INSIDE = 1 - 2.0**-40
 _STEP = 2.0**-7
 
 
-def misclassified_within(facts: Facts, x: Array, label: int, r: Array, p: float) -> int | None:
+def misclassified_within(
+    facts: Facts, x: Array, label: int, r: Array, p: float, sides: tuple[Array, Array] | None = None
+) -> int | None:
     """Search balls for points where class i reaches the label, for those i with r[i] > 0; return the first found.
 
-    From the gradient at a point the next is that of the ball which is farthest along it.
+    From the gradient at a point the next is that of the ball which is farthest along it, and the nearest to that inside
+    the sides of a box, where the ball is cut with one.
     """
     eye = np.eye(facts.model.classes)
     for i in np.flatnonzero(r > 0)[:_PAIRS]:
@@ -38,6 +41,7 @@ def misclassified_within(facts: Facts, x: Array, label: int, r: Array, p: float)
             if not np.isfinite(g).all() or not g.any():
                 break
             point = x + reach * _farthest(g, p)
+            point = point if sides is None else np.clip(point, sides[0].reshape(-1), sides[1].reshape(-1))
     return None
 
 

@@ -11,17 +11,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from curvcert._version import __version__
-from curvcert.cli.audit import audit_command
-from curvcert.cli.bound import bound_command
-from curvcert.cli.certify import certify_command
-from curvcert.cli.check import check_command
-from curvcert.cli.demo import demo
+from curvcert.cli.subcommands import Subcommands
 from curvcert.cli.terminal import outlets, visible
-from curvcert.cli.train import train_command
 from curvcert.errors import CannotWrite, CurvcertError, SoundnessError
 
 CLAIM_FAILED, BAD_INPUT, FAULT, SURROUNDINGS = 1, 2, 3, 5
@@ -29,13 +23,9 @@ CLAIM_FAILED, BAD_INPUT, FAULT, SURROUNDINGS = 1, 2, 3, 5
 _EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the system that no other input would mend."""
 
-app = typer.Typer(name="curvcert", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(demo)
-app.command("bound")(bound_command)
-app.command("certify")(certify_command)
-app.command("check")(check_command)
-app.command("train")(train_command)
-app.command("audit")(audit_command)
+app = typer.Typer(
+    name="curvcert", cls=Subcommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -98,7 +88,7 @@ def _told(error: Exception, debug: bool) -> tuple[int, str]:
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
         where = "" if error.filename is None else f"{error.filename}: "
         return SURROUNDINGS, f"{type(error).__name__}: {where}{error.strerror}. Make room, and run it again."
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, for a GPU
         return SURROUNDINGS, "MemoryError: the memory is exhausted. Take fewer samples, or a machine with more."
     if isinstance(error, OSError) and error.filename is not None:
         return BAD_INPUT, f"{type(error).__name__}: {error.filename}: {error.strerror}. Check the path and its rights."

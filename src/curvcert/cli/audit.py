@@ -30,9 +30,9 @@ def audit_command(
 ) -> None:
     """Attack every bound and certificate on fresh random networks.
 
-    Ascends slopes and Hessians against Lipschitz and curvature bounds, and margins within 0.999 of certified
-    radii; 20 networks by default.  Nothing should be found; exit status 1, and a file for each, if something is.
-    What curvcert refuses to bound or certify is counted by reason: nothing is claimed there.
+    Ascends slopes and Hessians against Lipschitz and curvature bounds, outputs against their intervals, and margins
+    within 0.999 of certified radii; 20 networks by default.  Nothing should be found; exit status 1, and a file for
+    each, if something is.  What curvcert refuses to bound or certify is counted by reason: nothing is claimed there.
 
         curvcert audit --minutes 5 --seed 1
 

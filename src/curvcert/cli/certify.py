@@ -48,7 +48,10 @@ FILES = {
 }
 """What a certification leaves in its folder, whether or not a report is written."""
 
-RADII = ("lipschitz", "curvature", "anchored", "combined", "shell", "line", "linear", "quadratic", "norms")
+RADII = (
+    *("lipschitz", "anchored-lipschitz", "curvature", "anchored", "combined", "shell", "line"),
+    *("linear", "quadratic", "norms"),
+)
 COLUMNS = ("radius", *RADII, "attack_radius", "search_radius", "margin")
 
 
@@ -68,14 +71,18 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), checkable (the best that check can prove again), lipschitz, line, linear, "
-            "quadratic, norms, shell, anchored, product, liplt, lipsdp-recursion, compositional, unrolled or crc."
+            help="auto (the best of all), checkable (the best that check can prove again), lipschitz, "
+            "anchored-lipschitz, line, linear, quadratic, norms, shell, anchored, product, liplt, lipsdp-recursion, "
+            "compositional, unrolled or crc."
         ),
     ] = "auto",
     box: Annotated[
         tuple[float, float] | None,
         typer.Option(metavar="LOW HIGH", help="The range of valid inputs; it limits witnesses, not radii."),
     ] = None,
+    inside_box: Annotated[
+        bool, typer.Option("--inside-box", help="Prove the part of each ball that lies inside --box alone.")
+    ] = False,
     normalise: options.Normalise = None,
     weights: options.Weights = None,
     evaluate: options.Evaluate = False,
@@ -136,7 +143,7 @@ def certify_command(
     require_fit(network, inputs)
     if names is not None and len(names) != network.outputs:
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
-    request = Request(validate_p(p), method, epsilons, box, search, seed, batch_size)
+    request = Request(validate_p(p), method, epsilons, box, inside_box, search, seed, batch_size)
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
@@ -148,7 +155,7 @@ def certify_command(
         if place.is_first:
             output.notice("Bounding the network ...")
         shown = None if place.is_first and not quiet else False
-        return certifier(network, request.p, method, box, epsilons, here, shown)
+        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown)
 
     # One run in a folder; the other ranks of this one write below the lock of the first.
     with locked(out, "curvcert certify") if place.is_first else nullcontext():
@@ -208,6 +215,7 @@ class Request:
     method: str
     epsilons: tuple[float, ...] | None
     box: tuple[float, float] | None
+    inside_box: bool
     search: bool
     seed: int
     batch_size: int | None
@@ -225,6 +233,7 @@ class Request:
             "method": self.method,
             "eps": self.epsilons,
             "box": self.box,
+            "inside_box": self.inside_box,
             "search": search if self.search else None,
         }
         digests = (network_digest(network), digest_of(inputs.x), digest_of(inputs.y))
@@ -300,6 +309,7 @@ def _answer(
         "curvcert": __version__,
         "samples": len(certificate),
         "p": certificate.p,
+        "inside_box": certificate.inside_box,
         "accuracy": float(certificate.correct.double().mean()),
         "median_radius": float(certificate.radius.median()),
         "at": [
@@ -323,7 +333,8 @@ def _answer(
 def accuracy_table(certificate: Certificate, epsilons: Sequence[float]) -> Table:
     """Return what is proven and what is known, a row for each radius; shares are rounded to their safe sides."""
     table = Table(
-        title=f"{len(certificate)} samples in l{certificate.p:g}",
+        title=f"{len(certificate)} samples in l{certificate.p:g}"
+        + (f", inside the box {certificate.box}" if certificate.inside_box else ""),
         caption="accuracy under attack lies between the columns",
     )
     for heading in ("within", "proven at least", "known at most"):

@@ -30,7 +30,8 @@ def check_command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The network.safetensors beside it; or the model itself, as `curvcert certify` takes it.",
+            help="The network.safetensors beside it; or the model itself, as `curvcert certify` takes it: a "
+            "package.module:factory is code that is run with your rights.",
             show_default=False,
         ),
     ],

@@ -31,7 +31,7 @@ What to try next:
     curvcert --help                                       everything else"""
 
 
-def demo(
+def demo_command(
     out: Annotated[Path, typer.Option(help="The folder that the report is written into.")] = Path("curvcert-demo"),
     samples: Annotated[int, typer.Option(min=1, max=500, help="How many of the embedded images to certify.")] = 200,
     json: options.Json = False,

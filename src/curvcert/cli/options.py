@@ -17,7 +17,8 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="An ONNX file (.onnx), a model.safetensors by `curvcert train`, or package.module:factory.",
+        help="An ONNX file (.onnx), a model.safetensors by `curvcert train`, or package.module:factory, whose code is "
+        "run with your rights: name only what you trust.",
         show_default=False,
     ),
 ]

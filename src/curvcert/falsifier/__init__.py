@@ -10,6 +10,7 @@ from curvcert.falsifier.counterexample import Counterexample, Replay, replay
 from curvcert.falsifier.counterexample_file import load_counterexample, save_counterexample
 from curvcert.falsifier.extremes import largest_hessian_lower_bound, largest_slope_lower_bound
 from curvcert.falsifier.findings import Findings
+from curvcert.falsifier.outputs import falsify_outputs
 from curvcert.falsifier.radii import falsify
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "audit_network",
     "falsify",
     "falsify_bound",
+    "falsify_outputs",
     "largest_hessian_lower_bound",
     "largest_slope_lower_bound",
     "load_counterexample",

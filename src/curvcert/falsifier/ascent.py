@@ -94,6 +94,18 @@ def within(x: Tensor, centre: Tensor, radius: Tensor, p: float) -> Tensor:
     return torch.where(column(factor < 1.0, x), centre + step * column(factor, x), x)
 
 
+def unblocked(gradient: Tensor, point: Tensor, sides: tuple[Tensor, Tensor]) -> Tensor:
+    """Return gradients, flattened, without the coordinates that would lead out of a box at once.
+
+    >>> ends = torch.zeros(1, 2), torch.ones(1, 2)
+    >>> unblocked(torch.tensor([[5.0, -2.0]]), torch.tensor([[1.0, 0.5]]), ends)
+    tensor([[ 0., -2.]])
+    """
+    lower, upper = (side.expand_as(point).flatten(1) for side in sides)
+    at = point.flatten(1)
+    return torch.where(((at >= upper) & (gradient > 0)) | ((at <= lower) & (gradient < 0)), 0.0, gradient)
+
+
 def column(per_row: Tensor, like: Tensor) -> Tensor:
     """Return one number a row, shaped to multiply the rows of `like`."""
     return per_row.reshape(-1, *(1,) * (like.dim() - 1))

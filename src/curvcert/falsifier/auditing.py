@@ -26,6 +26,7 @@ from torch import Tensor
 from curvcert.bounds.curvature import CURVATURE_METHODS, curvature
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.bounds.lipschitz.problem import Pair, make_problem
+from curvcert.bounds.outputs import output_bounds
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope
 from curvcert.certificates import certify
 from curvcert.errors import (
@@ -40,9 +41,11 @@ from curvcert.errors import (
     UnsupportedOperator,
 )
 from curvcert.falsifier.bound_search import BoundKind, BoundSearch, Target
+from curvcert.falsifier.draws import Draw
 from curvcert.falsifier.findings import Findings
+from curvcert.falsifier.outputs import falsify_outputs
 from curvcert.falsifier.radii import falsify
-from curvcert.falsifier.random_networks import Draw, RandomNetwork, random_network
+from curvcert.falsifier.random_networks import RandomNetwork, random_network
 from curvcert.network import Network
 
 NETWORKS = 20
@@ -62,7 +65,10 @@ REFUSALS = (
 """The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
 
 _Answer = TypeVar("_Answer")
-_CHEAP = ("lipschitz", "product", "liplt", "lipsdp-recursion", "compositional", "unrolled", "crc", "anchored")
+_CHEAP = (
+    *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
+    *("compositional", "unrolled", "crc", "anchored"),
+)
 _DEAR = ("auto", "shell", "line", "linear", "quadratic", "norms")
 _CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
@@ -248,7 +254,7 @@ def audit_network(seed: int, index: int, effort: Effort | None = None) -> Audit:
     try:
         drawn = random_network(draw)
         session = _Session(drawn, draw, effort or Effort(), f"{name} ({drawn.family})")
-        total = sum((*session.bounds(), *session.certificates()), Audit(seed))
+        total = sum((*session.bounds(), *session.certificates(), *session.outputs()), Audit(seed))
     except SoundnessError as error:
         error.add_note(f"Met in {name} of an audit.")
         raise
@@ -348,6 +354,7 @@ class _Session:
             return
         p = pick.choice(NORMS)
         boxed = pick.random() < 0.2
+        inside = boxed and pick.random() < 0.5
         x = self._points(self.effort.samples)
         x = x.clamp(*BOX) if boxed else x
         y = torch.tensor([pick.randrange(network.outputs) for _ in x]) if pick.random() < 0.1 else None
@@ -356,14 +363,36 @@ class _Session:
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))
         for method in methods:
-            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, progress=False)
+            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, inside, progress=False)
             cert = _answer(ask, self.refusals)
             if cert is None:
                 continue
             found = falsify(network, x, y, cert, self.effort.restarts, self.effort.steps, pick.getrandbits(30))
             named = (replace(e, source=f"{e.source}, by certify({method}), {self.name}") for e in found.counterexamples)
             found = replace(found, counterexamples=tuple(named))
-            yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}": found.total})
+            yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}{', inside a box' * inside}": found.total})
+
+    def outputs(self) -> Iterator[Audit]:
+        """Bound the outputs, or combinations of them, over balls, boxes or their cuts, and climb them there."""
+        network, pick, draw = self.network, self.draw.pick, self.draw
+        p, x = pick.choice(NORMS), self._points(self.effort.anchors)
+        where: dict[str, Any] = {"p": p}
+        shape = pick.choice(("ball", "box", "cut"))
+        if shape != "ball":
+            sides = (10 ** pick.uniform(-2.5, 0.3) * draw.normal(*x.shape).abs() for _ in range(2))
+            where["box"] = (x - next(sides), x + next(sides))
+        if shape != "box":
+            where |= {"at": x, "radius": 10 ** pick.uniform(-2.5, 0.5)}
+        if pick.random() < 0.5:
+            rows = draw.normal(pick.randint(1, 3), network.outputs)
+            where |= {"C": rows, "c": draw.normal(len(rows))}
+        interval = _answer(partial(output_bounds, network, **where), self.refusals)
+        if interval is not None:
+            effort, seed = self.effort, pick.getrandbits(30)
+            found = falsify_outputs(interval, network, **where, restarts=effort.restarts, steps=effort.steps, seed=seed)
+            named = (replace(e, source=f"{e.source}, {self.name}") for e in found.counterexamples)
+            found = replace(found, counterexamples=tuple(named))
+            yield Audit(0, findings=found, cells={f"outputs, {shape}, l{p:g}": found.total})
 
     def _applicable(self, names: tuple[str, ...], p: float) -> list[str]:
         """Return the methods of `certify` that apply to this network."""

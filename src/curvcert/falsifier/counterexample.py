@@ -1,16 +1,18 @@
 r"""A claim and the points that refute it; and how to tell, with rounding accounted for, whether they do.
 
-Four kinds of claims, with u a functional of the outputs:
+Five kinds of claims, with u a functional of the outputs:
 
 - lipschitz: :math:`|u \cdot (f(y) - f(x))| \le L \|y - x\|_p`;
 - curvature: :math:`\|u \cdot (Df(y) - Df(x))\|_{p^*} \le K \|y - x\|_p`;
-- radius: within r of x, in the p-norm, no rival reaches the label;
-- witness: y, at a distance of at most r from x, is not classified as the label.
+- radius: within r of x, in the p-norm, no rival reaches the label, or none inside a box;
+- witness: y, at a distance of at most r from x, and inside the box if there is one, is not classified as the label;
+- output: :math:`u \cdot f(y)` + offset is at most so much wherever y is within the radius of x, and inside a box.
 
 What is computed for a replay comes with a bound on its rounding (`evaluate_with_error`, `carry_gradients`): a claim is
 refuted only if it is false whatever the rounding did.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -20,14 +22,15 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
+from curvcert.boxes import Box
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.norms import conjugate, vector_norm
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
-Kind = Literal["lipschitz", "curvature", "radius", "witness"]
-KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "radius", "witness")
+Kind = Literal["lipschitz", "curvature", "radius", "witness", "output"]
+KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "radius", "witness", "output")
 ScopeName = Literal["global", "anchor", "ball"]
 SCOPES: tuple[ScopeName, ...] = ("global", "anchor", "ball")
 
@@ -38,7 +41,7 @@ class Counterexample:
     """A claim about a network, and two points that are said to refute it.
 
     Attributes:
-        kind: "lipschitz", "curvature", "radius" or "witness".
+        kind: "lipschitz", "curvature", "radius", "witness" or "output".
         source: who claimed it: the method, the scope, the activation.
         network: the network.
         x: the first point; for a certificate the sample.
@@ -48,9 +51,11 @@ class Counterexample:
         scope: "global", "anchor" (x is the anchor) or "ball" (x and y lie in it).
         centre: the centre of the ball.
         radius: its radius.
-        claimed: the constant, or the radius.
+        claimed: the constant, the radius, or the largest value.
         label: the certified class.
         rival: the class that the radius is about, -1 for all of them.
+        box: what a claim about a certificate or an output is limited to.
+        offset: what is added to u . f in a claim about an output.
     """
 
     kind: Kind
@@ -66,6 +71,8 @@ class Counterexample:
     claimed: float
     label: int = -1
     rival: int = -1
+    box: Box | None = None
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.scope not in SCOPES:
@@ -77,7 +84,9 @@ class Counterexample:
                 )
         if tuple(self.covector.shape) != (self.network.outputs,) or not bool(self.covector.isfinite().all()):
             raise InvalidInput(f"The covector has {self.network.outputs} finite entries, got {self.covector.shape}.")
-        if not (self.claimed >= 0 and self.radius >= 0):
+        if self.kind == "output" and not (math.isfinite(self.claimed) and math.isfinite(self.offset)):
+            raise InvalidInput(f"A claim about an output is a number, got {self.claimed} and {self.offset}.")
+        if not ((self.claimed >= 0 or self.kind == "output") and self.radius >= 0):
             raise InvalidInput(f"Claims and radii are nonnegative, got {self.claimed} and {self.radius}.")
         certificate = self.kind in ("radius", "witness")
         if certificate and not (0 <= self.label < self.network.outputs and -1 <= self.rival < self.network.outputs):
@@ -124,11 +133,13 @@ def replay(example: Counterexample) -> Replay:
             return _of_radius(example)
         case "witness":
             return _of_witness(example)
+        case "output":
+            return _of_output(example)
 
 
 def _outside(example: Counterexample) -> str:
     """Say why the points are not where the claim is about, if so."""
-    if example.kind in ("radius", "witness") or example.scope == "global":
+    if example.kind in ("radius", "witness", "output") or example.scope == "global":
         return ""
     if example.scope == "anchor":
         return "" if bool((example.x == example.centre).all()) else "x is not the anchor"
@@ -180,6 +191,8 @@ def _of_radius(example: Counterexample) -> Replay:
     distance = float(_distance(example.x, example.y, example.p))
     if not distance <= example.claimed:
         return Replay(False, distance, f"the point is {distance:.9g} away, outside the radius")
+    if _leaves_box(example):
+        return Replay(False, distance, "the point is outside of the box")
     lead = float(_leads(example)[0])
     if lead >= 0:
         return Replay(
@@ -192,10 +205,30 @@ def _of_witness(example: Counterexample) -> Replay:
     distance = vector_norm((example.y - example.x).flatten(), example.p) * (1 - gamma(2 * example.x.numel() + 64))
     if float(distance) > example.claimed:
         return Replay(True, float(distance), f"the witness is {distance:.9g} away, claimed was {example.claimed:.9g}")
+    if _leaves_box(example):
+        return Replay(True, float(distance), "the witness is outside of the box")
     lead = float(_leads(example)[1])
     if lead < 0:
         return Replay(True, lead, f"the witness is classified as the label, by {-lead:.3g}")
     return Replay(False, lead, "the witness is near enough, and not proven to be classified as the label")
+
+
+def _of_output(example: Counterexample) -> Replay:
+    distance = float(_distance(example.x, example.y, example.p))
+    if not distance <= example.radius or _leaves_box(example):
+        return Replay(False, distance, "the point is not where the claim is about")
+    last = evaluate_with_error(example.network, example.y[None]).output
+    value, error, u = last.value.flatten(), last.error.flatten(), example.covector
+    shown = (u * value).sum() + example.offset
+    size = (u.abs() * value.abs()).sum() + abs(example.offset)
+    shown = shown - inflate((u.abs() * error).sum() + gamma(len(u) + 4) * size, gamma(len(u) + 8))
+    if float(shown) > example.claimed:
+        return Replay(True, float(shown), f"the value is {shown:.9g}, claimed was at most {example.claimed:.9g}")
+    return Replay(False, float(shown), f"the value is {shown:.9g}, within the claim of {example.claimed:.9g}")
+
+
+def _leaves_box(example: Counterexample) -> bool:
+    return example.box is not None and not bool(example.box.contains(example.y[None]))
 
 
 def _leads(example: Counterexample) -> Tensor:

@@ -5,6 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from curvcert.boxes import Box
 from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.falsifier.counterexample import Counterexample
 from curvcert.network.network_file import KIND as NETWORK_KIND
@@ -17,7 +20,7 @@ from curvcert.tensor_files import Arrays, read_tensor_file, write_tensor_file
 KIND, VERSION = "curvcert-counterexample", 2
 
 _POINTS = ("x", "y", "covector", "centre")
-_NUMBERS = ("radius", "claimed")
+_NUMBERS = ("radius", "claimed", "offset")
 _WORDS = ("kind", "scope", "source")
 _INTEGERS = ("label", "rival")
 
@@ -41,6 +44,8 @@ def save_counterexample(example: Counterexample, path: Path | str) -> Path:
     header: dict[str, Any] = {name: getattr(example, name) for name in (*_NUMBERS, *_WORDS, *_INTEGERS)}
     header |= {"p": "inf" if math.isinf(example.p) else example.p, "network": description}
     points = {name: getattr(example, name).detach().cpu().double().numpy() for name in _POINTS}
+    if example.box is not None:
+        points["box"] = example.box.to_array().numpy()
     return write_tensor_file(path, KIND, VERSION, header, {**weights, **points})
 
 
@@ -74,6 +79,7 @@ def _example(header: dict[str, Any], arrays: Arrays) -> Counterexample:
         for name in names:
             if not isinstance(header[name], kind) or isinstance(header[name], bool):
                 raise InvalidFile(f"The header's {name} is of type {kind.__name__}, got {header[name]!r}.")
+    box = arrays.pop("box", None)
     weights = weights_of(arrays)
     p = math.inf if header["p"] == "inf" else float(header["p"])
     if not p >= 1:
@@ -81,4 +87,6 @@ def _example(header: dict[str, Any], arrays: Arrays) -> Counterexample:
     network = network_of(header["network"], weights)
     fields: dict[str, Any] = {name: header[name] for name in (*_WORDS, *_INTEGERS, *_NUMBERS)}
     fields |= {name: weights[name] for name in _POINTS}
+    if box is not None:
+        fields["box"] = Box.of((torch.tensor(box[0]), torch.tensor(box[1])), network.in_shape)
     return Counterexample(network=network, p=p, **fields)

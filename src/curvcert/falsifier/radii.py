@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.boxes import Box
 from curvcert.certificates import Certificate
 from curvcert.errors import InvalidInput
-from curvcert.falsifier.ascent import column, known, within
+from curvcert.falsifier.ascent import column, known, unblocked, within
 from curvcert.falsifier.counterexample import Counterexample, Kind, replay
 from curvcert.falsifier.findings import Findings, together
 from curvcert.network import Network
@@ -132,7 +133,7 @@ class _Hunt:
         x, label = self.x[sample], self.cert.label[sample]
         limit = _UNLIMITED * (1 + vector_norm(x.flatten(1), self.cert.p, dim=1))
         radius = SHARE * torch.minimum(claims.radius[part], limit)
-        lead, where = self._climbed(x, label, rival, radius)
+        lead, where = self._climbed(x, label, rival, radius, self._box(sample.repeat(self.restarts)))
         broken = (lead >= 0).nonzero().flatten()
         worst = broken[lead[broken].argsort(descending=True)][:_LOOKED_AT].tolist()
         examples = (
@@ -141,7 +142,9 @@ class _Hunt:
         )
         return _confirmed(examples, len(worst))
 
-    def _climbed(self, x: Tensor, label: Tensor, rival: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    def _climbed(
+        self, x: Tensor, label: Tensor, rival: Tensor, radius: Tensor, box: Box | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the largest lead of a rival over the label that was met in each ball, and where."""
         count = len(x)
         x, label, rival, radius = (z.repeat(self.restarts, *(1,) * (z.dim() - 1)) for z in (x, label, rival, radius))
@@ -152,6 +155,7 @@ class _Hunt:
         where = x
         for k in range(self.steps + 1):
             lead, gradient = self._lead(point, label, rival)
+            gradient = gradient if box is None else unblocked(gradient, point, box.sides(point))
             better = lead > best
             best, where = torch.where(better, lead, best), torch.where(column(better, x), point, where)
             direction = known(steepest_direction(gradient, self.cert.p), outward)
@@ -162,8 +166,14 @@ class _Hunt:
             else:
                 size = radius * 1.5 * 0.8 ** (k - 1)
             point = within(point + direction.reshape(x.shape) * column(size, x), x, radius, self.cert.p)
+            # The box holds x, so that what is nearest to a point of the ball is in the ball as well.
+            point = point if box is None else box.clamp(point)
         best, index = best.reshape(self.restarts, count).max(dim=0)
         return best, where.reshape(self.restarts, count, *x.shape[1:])[index, torch.arange(count, device=x.device)]
+
+    def _box(self, sample: Tensor) -> Box | None:
+        """Return what the balls about some of the samples are cut with, if the radii are about that alone."""
+        return self.cert.box.part(sample) if self.cert.box is not None and self.cert.inside_box else None
 
     def _lead(self, point: Tensor, label: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -185,7 +195,9 @@ class _Hunt:
             lead = _leads(self.network(safe).flatten(1), label, torch.full_like(label, -1))
         distance = vector_norm((safe - self.x[claimed]).flatten(1), cert.p, dim=1)
         radius = cert.attack_radius[claimed]
-        bad = ((lead <= 0) | (distance > radius)).nonzero().flatten()[:_LOOKED_AT].tolist()
+        box = None if cert.box is None else cert.box.part(claimed)
+        outside = torch.zeros_like(lead, dtype=torch.bool) if box is None else ~box.contains(safe)
+        bad = ((lead <= 0) | (distance > radius) | outside).nonzero().flatten()[:_LOOKED_AT].tolist()
         inside = (distance < cert.radius[claimed]).nonzero().flatten()[:_LOOKED_AT].tolist()
         wrong = (self._example("witness", "witness", int(claimed[k]), safe[k], float(radius[k])) for k in bad)
         refuting = (
@@ -202,6 +214,7 @@ class _Hunt:
         self, kind: Kind, name: str, sample: int, point: Tensor, claimed: float, rival: int = -1
     ) -> Counterexample:
         x = self.x[sample]
+        about_box = self.cert.box is not None and (self.cert.inside_box or kind == "witness")
         return Counterexample(
             kind=kind,
             source=f"{name} of {self.cert.method[sample]}",
@@ -216,6 +229,7 @@ class _Hunt:
             claimed=min(claimed, torch.finfo(torch.float64).max),
             label=int(self.cert.label[sample]),
             rival=rival,
+            box=self.cert.box.part(torch.tensor([sample])) if self.cert.box is not None and about_box else None,
         )
 
 

@@ -1,13 +1,13 @@
-"""Fresh random networks for an audit: small, of every kind of block, with every activation of the table.
+"""Fresh random networks for an audit: small, of every kind of block and graph, with every activation of the table.
 
 Besides Gaussian weights there are families on which bounds are nearly tight (diagonal maps, aligned chains of rank
 one, orthogonal weights): there a wrong constant shows.
 """
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -22,6 +22,8 @@ from curvcert.activations import (
     softplus,
     torch_softplus,
 )
+from curvcert.falsifier.draws import Draw
+from curvcert.falsifier.random_graphs import GRAPHS, Pool, random_graph
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool, Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.nn.sll import contracting_diagonal
@@ -39,24 +41,6 @@ KINKED: tuple[Activation, ...] = (
     leaky_relu(0.3),
     hardtanh(-2.0, 0.5),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """Random choices: `pick` for sizes and names, `weights` for numbers."""
-
-    pick: random.Random
-    weights: torch.Generator
-
-    @staticmethod
-    def of(seed: int, index: int) -> "Draw":
-        """Return the choices of one network of an audit: the same for the same seed and index."""
-        pick = random.Random(f"{seed}/{index}")
-        return Draw(pick, torch.Generator().manual_seed(pick.getrandbits(62)))
-
-    def normal(self, *shape: int) -> Tensor:
-        """Return standard normal numbers."""
-        return torch.randn(*shape, generator=self.weights, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +79,11 @@ def single_neuron(activation: Activation, weight: float) -> Network:
     return Network.of_blocks((_plain(W, activation, torch.zeros(1, dtype=torch.float64)),))
 
 
-Pool = tuple[Activation, ...]
-
-
 def _dense(draw: Draw, pool: Pool) -> Network:
     """Gaussian layers, one to four deep, with a linear last layer half of the time."""
     widths = [draw.pick.randint(1, 6) for _ in range(draw.pick.randint(1, 4) + 1)]
     blocks: list[AbstractBlock] = [
-        _biased(draw, Dense(_scaled(draw, after, before)), pool) for before, after in pairwise(widths)
+        _biased(draw, Dense(draw.scaled(after, before)), pool) for before, after in pairwise(widths)
     ]
     return _read_out(draw, blocks)
 
@@ -110,7 +91,7 @@ def _dense(draw: Draw, pool: Pool) -> Network:
 def _orthogonal(draw: Draw, pool: Pool) -> Network:
     """Square layers that turn and scale, so that norms multiply without slack."""
     width = draw.pick.randint(2, 5)
-    gain = _gain(draw)
+    gain = draw.gain()
     layers = [torch.linalg.qr(draw.normal(width, width)).Q * gain for _ in range(draw.pick.randint(1, 3))]
     return _read_out(draw, [_biased(draw, Dense(W), pool, size=0.3) for W in layers])
 
@@ -118,7 +99,7 @@ def _orthogonal(draw: Draw, pool: Pool) -> Network:
 def _diagonal(draw: Draw, pool: Pool) -> Network:
     """Neurons that do not meet before the last layer."""
     width = draw.pick.randint(1, 5)
-    layers = [Diagonal(_gain(draw) * draw.normal(width), (width,)) for _ in range(draw.pick.randint(1, 3))]
+    layers = [Diagonal(draw.gain() * draw.normal(width), (width,)) for _ in range(draw.pick.randint(1, 3))]
     return _read_out(draw, [_biased(draw, W, pool, size=0.3) for W in layers])
 
 
@@ -126,7 +107,7 @@ def _aligned(draw: Draw, pool: Pool) -> Network:
     """Rank-one layers, each reading just what the one before it writes: products of norms are nearly attained."""
     widths = [draw.pick.randint(1, 5) for _ in range(draw.pick.randint(2, 4))]
     sides = [torch.nn.functional.normalize(torch.ones(n, dtype=torch.float64), dim=0) for n in widths]
-    gain = _gain(draw)
+    gain = draw.gain()
     layers = [gain * torch.outer(after, before) for before, after in pairwise(sides)]
     return _read_out(draw, [_biased(draw, Dense(W), pool, size=0.0) for W in layers])
 
@@ -136,10 +117,10 @@ def _residual(draw: Draw, pool: Pool) -> Network:
     width = draw.pick.randint(1, 4)
     blocks: list[AbstractBlock] = []
     if draw.pick.random() < 0.5:
-        blocks.append(_biased(draw, Dense(_scaled(draw, width, width)), pool))
+        blocks.append(_biased(draw, Dense(draw.scaled(width, width)), pool))
     for _ in range(draw.pick.randint(1, 3)):
         inner = draw.pick.randint(1, 5)
-        W, G = Dense(_scaled(draw, inner, width)), Dense(0.5 * _scaled(draw, width, inner))
+        W, G = Dense(draw.scaled(inner, width)), Dense(0.5 * draw.scaled(width, inner))
         blocks.append(_block(draw, Identity((width,)), G, W, pool))
     return _read_out(draw, blocks)
 
@@ -149,7 +130,7 @@ def _contracting(draw: Draw, pool: Pool) -> Network:
     width = draw.pick.randint(1, 4)
     blocks: list[AbstractBlock] = []
     for _ in range(draw.pick.randint(1, 3)):
-        W = Dense(_scaled(draw, draw.pick.randint(1, 5), width))
+        W = Dense(draw.scaled(draw.pick.randint(1, 5), width))
         diagonal = contracting_diagonal(W.weight @ W.weight.T, 0.3 * draw.normal(W.out_size))
         G = -1.0 * (W.T @ Diagonal(diagonal, W.out_shape))
         blocks.append(_block(draw, Identity((width,)), G, W, pool))
@@ -173,7 +154,7 @@ def _convolutional(draw: Draw, pool: Pool) -> Network:
             blocks.append(MaxPool(shape, (2, 2), (1, 1), name="max-pooling"))
     shape = blocks[-1].out_shape
     size = math.prod(shape)
-    last = Dense(_scaled(draw, draw.pick.randint(2, 4), size)) @ Reshape(shape, (size,))
+    last = Dense(draw.scaled(draw.pick.randint(2, 4), size)) @ Reshape(shape, (size,))
     blocks.append(Affine(last, 0.3 * draw.normal(*last.out_shape), "last"))
     return Network.of_blocks(tuple(blocks))
 
@@ -185,7 +166,7 @@ def _conv(draw: Draw, shape: tuple[int, ...]) -> Conv2d:
     dilation = 2 if 2 * (kernel - 1) < min(shape[1:]) and draw.pick.random() < 0.3 else 1
     outputs = groups * draw.pick.randint(1, 2)
     return Conv2d(
-        _scaled(draw, outputs, shape[0] // groups, kernel, kernel),
+        draw.scaled(outputs, shape[0] // groups, kernel, kernel),
         shape,
         stride=draw.pick.choice(((1, 1), (1, 1), (2, 1), (2, 2))),
         padding=((pad, draw.pick.choice((0, pad))), (pad, pad)),
@@ -203,16 +184,8 @@ FAMILIES: dict[str, Callable[[Draw, Pool], Network]] = {
     "residual": _residual,
     "contracting": _contracting,
     "convolutional": _convolutional,
+    **{family: partial(random_graph, family=family) for family in GRAPHS},
 }
-
-
-def _gain(draw: Draw) -> float:
-    """Return a scale between 0.4 and 3: from nearly linear to saturated."""
-    return float(0.4 * 7.5 ** draw.pick.random())
-
-
-def _scaled(draw: Draw, *shape: int) -> Tensor:
-    return _gain(draw) * draw.normal(*shape) / math.sqrt(max(1, math.prod(shape[1:])))
 
 
 def _plain(W: AbstractLinearMap, activation: Activation, b: Tensor) -> Block:
@@ -234,4 +207,4 @@ def _read_out(draw: Draw, blocks: list[AbstractBlock]) -> Network:
     network = Network.of_blocks(tuple(blocks))
     if draw.pick.random() < 0.25:
         return network
-    return network.read_out(_scaled(draw, draw.pick.choice((1, 2, 3, 3, 4)), network.outputs))
+    return network.read_out(draw.scaled(draw.pick.choice((1, 2, 3, 3, 4)), network.outputs))

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput
-from curvcert.losses.certified_margin import MarginCertificate, certified_margin_loss, ramp
+from curvcert.losses.certified_margin import MarginCertificate, certified_margin_logits, certified_margin_loss, ramp
 from curvcert.losses.constants import Constants, StepConstants
 from curvcert.losses.cross_entropy import lipschitz_margin, margin_cross_entropy
 from curvcert.losses.gradient_norms import logits_and_pair_norms, logits_and_runner_up_norm
+from curvcert.losses.local_curvature import logits_norm_and_local_curvature
 from curvcert.losses.radius_reward import (
     Decreasing,
     curvature_radii,
@@ -342,6 +343,54 @@ class CertifiedMargin(AbstractPairObjective):
         (logits, norms), (K,) = seen, constants
         epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
         return certified_margin_loss(logits, y, norms, K, epsilon, self.tau, self.certificate)
+
+
+@final
+class LocallyCertifiedMargin(AbstractPairObjective):
+    r"""The certified-margin loss for the quadratic certificate: the curvature at each sample beside the global one.
+
+    The runner-up is lifted by what the line certificate loses with :math:`s_g K`, and by
+    :math:`\tfrac{\varepsilon^2}{2} s_l \hat T`, with :math:`\hat T` the estimate of `losses.local_curvature`.  The
+    global K is a product of norms, far too pessimistic near a sample; some of it still pays, for it holds down what
+    the remainders of early layers grow to in later ones.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> objective = LocallyCertifiedMargin(Constants(model, torch.zeros(1, 2)), epsilon=0.1)
+    >>> x, y = torch.rand(4, 2), torch.tensor([0, 1, 2, 0])
+    >>> bool(objective(model, x, y).loss > objective(model, x, y, progress=0.0).loss)
+    True
+    """
+
+    def __init__(
+        self,
+        constants: Constants,
+        epsilon: float,
+        tau: float = 1.0,
+        ramp_share: float = 0.4,
+        global_scale: float = 0.1,
+        local_scale: float = 0.1,
+    ) -> None:
+        """Choose the radius that is trained for, and how much of both curvatures counts."""
+        super().__init__(constants, "runner-up")
+        if not epsilon > 0:
+            raise InvalidInput(f"The certified-margin loss needs a positive epsilon, got {epsilon}.")
+        self.epsilon, self.tau, self.ramp_share = epsilon, tau, ramp_share
+        self.global_scale, self.local_scale = global_scale, local_scale
+
+    def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+        """Return the logits, and the gradient's norm and the local curvature of the runner-up's pair."""
+        return logits_norm_and_local_curvature(model, x, y, self.epsilon)
+
+    def rate(
+        self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
+    ) -> Tensor:
+        """Return the loss of the batch."""
+        (logits, norms, bend), (K,) = seen, constants
+        epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
+        z = certified_margin_logits(logits, y, norms, self.global_scale * K, epsilon, "line")
+        lift = 0.5 * epsilon * epsilon * self.local_scale * bend
+        return margin_cross_entropy(z + lift.expand_as(z).scatter(1, y[:, None], 0.0), y, self.tau)
 
 
 def _with_gradients(model: nn.Module, x: Tensor, y: Tensor, gradients: Gradients) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ LARGEST = 2**24
 """The most numbers in one constant."""
 
 _LARGEST_BATCH = 2**26
-"""The most numbers in one batch of any intermediate value: 512 MiB in float64."""
+"""The most numbers in one batch of any intermediate value: 256 MiB in float32."""
 
 CHECKED = 9
 """How many inputs a network is compared on, at least."""
@@ -28,7 +28,7 @@ _LARGEST_FILE = 2**31 - 1
 _MOST_NODES = 20_000
 _OLDEST_OPSET = 9
 _DOMAINS = ("", "ai.onnx")
-_ROOM, _ROOM_PER_NUMBER = 2**25, 32
+_ROOM, _ROOM_PER_NUMBER = 2**24, 32
 
 # Number of the type in ONNX -> its name in the file's typed fields, bytes, numpy type.
 _TYPES: dict[int, tuple[str, int, Any]] = {

@@ -1,6 +1,8 @@
 """A Network from an ONNX file computes what onnxruntime computes, up to rounding in the file's own type."""
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,57 +30,83 @@ def require_equal_to_onnxruntime(network: Network, graph: Graph) -> None:
         InvalidInput: onnxruntime cannot run the file.
         SoundnessError: the outputs differ by more than rounding explains.
     """
-    x = _random_inputs(graph)
     at_once = max(1, _AT_ONCE // sum(math.prod(node.shape) for node in network.nodes))
-    expected = _outputs(graph, x, at_once)
-    parts = [_evaluated(network, part) for part in x.split(at_once)]
-    got, peak, low = (torch.cat(found) for found in zip(*parts, strict=True))
-    if expected.shape != got.shape:
-        raise SoundnessError(
-            f"onnxruntime returns {tuple(expected.shape)}, the network {tuple(got.shape)}. Please report this file."
-        )
+    outputs = _runtime(graph)
+    compared = [_compared(network, graph, x, outputs(x), at_once) for x in _random_inputs(graph, at_once)]
+    gap, noise, peak, size = (torch.cat(found) for found in zip(*compared, strict=True))
     eps = torch.finfo(graph.dtype).eps
-    noise = _peak(low - got) * (eps / torch.finfo(torch.float32).eps)
+    noise *= eps / torch.finfo(torch.float32).eps
     # Beyond the range of the file's type nothing can be compared.
     within = (peak < torch.finfo(graph.dtype).max / 2**6) & torch.isfinite(noise)
-    excess = _peak(expected - got) - _SLACK * (noise + eps * peak)
+    excess = gap - _SLACK * (noise + eps * peak)
     if not bool(within.any()) or not bool((excess[within] <= 0).all()):
-        gap = float(_peak(expected - got)[within].max()) if bool(within.any()) else float("inf")
+        largest = float(gap[within].max()) if bool(within.any()) else float("inf")
         raise SoundnessError(
-            f"onnxruntime and the network read from the file differ by {gap:.3g} on random inputs (outputs up to "
-            f"{float(got.abs().max()):.3g}), more than rounding explains. Please report this file."
+            f"onnxruntime and the network read from the file differ by {largest:.3g} on random inputs (outputs up to "
+            f"{float(size.max()):.3g}), more than rounding explains. Please report this file."
         )
 
 
-def _evaluated(network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs, the largest magnitude on the way, and the outputs in float32."""
-    values = network.values(x.to(torch.float64))
-    got, peak = values[-1], torch.stack([_peak(value) for value in values]).amax(0)
-    del values
-    return got, peak, network.in_dtype(x, torch.float32).to(torch.float64)
+def _compared(
+    network: Network, graph: Graph, x: Tensor, expected: Tensor, at_once: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return, for each sample: the difference, that of float32, the largest magnitude on the way and of the output."""
+    shape = (len(x), *network.out_shape)
+    if expected.shape != shape:
+        raise SoundnessError(
+            f"onnxruntime returns {tuple(expected.shape)}, the network {shape}. Please report this file."
+        )
+    found = []
+    for part, other in zip(x.split(at_once), expected.split(at_once), strict=True):
+        values = network.values(part.to(torch.float64))
+        got, peak = values[-1], torch.stack([_peak(value) for value in values]).amax(0)
+        del values
+        low = network.in_dtype(part, torch.float32).to(torch.float64)
+        found.append((_peak(other.to(torch.float64) - got), _peak(low - got), peak, _peak(got)))
+    gap, noise, peak, size = (torch.cat(values) for values in zip(*found, strict=True))
+    return gap, noise, peak, size
 
 
-def _random_inputs(graph: Graph) -> Tensor:
-    """Return inputs in the file's type, as many as whole batches of the fixed size hold."""
+def _random_inputs(graph: Graph, at_once: int) -> Iterator[Tensor]:
+    """Yield inputs in the file's type, in whole batches of the fixed size where there is one, else as many as fit."""
     generator = torch.Generator("cpu").manual_seed(0)
-    size = graph.batch or 1
-    count = -(-len(_SCALES) // size) * size
-    noise = torch.randn(count, *graph.input_shape, generator=generator, dtype=torch.float64, device="cpu")
-    scales = torch.tensor(_SCALES, dtype=torch.float64, device="cpu")[torch.arange(count) % len(_SCALES)]
-    return (noise * scales.reshape(-1, *(1,) * len(graph.input_shape))).to(graph.dtype)
+    size = graph.batch or at_once
+    count = -(-len(_SCALES) // size) * size if graph.batch else len(_SCALES)
+    for start in range(0, count, size):
+        batch = range(start, min(start + size, count))
+        yield torch.stack(
+            [
+                torch.randn(graph.input_shape, generator=generator, dtype=torch.float64, device="cpu")
+                .mul_(_SCALES[k % len(_SCALES)])
+                .to(graph.dtype)
+                for k in batch
+            ]
+        )
 
 
-def _outputs(graph: Graph, x: Tensor, at_once: int) -> Tensor:
+def _runtime(graph: Graph) -> Callable[[Tensor], Tensor]:
+    """Return what onnxruntime makes of a batch."""
     runtime = imported("onnxruntime")
-    try:
+    version = runtime.__version__
+    with _told(version):
         session = _session(runtime, graph.serialised)
-        batches = x.split(graph.batch or at_once)
-        found = [session.run([graph.output_name], {graph.input_name: part.numpy()})[0] for part in batches]
-        return torch.cat([torch.from_numpy(part).to(torch.float64) for part in found])
+
+    def outputs(x: Tensor) -> Tensor:
+        with _told(version):
+            return torch.from_numpy(session.run([graph.output_name], {graph.input_name: x.numpy()})[0])
+
+    return outputs
+
+
+@contextmanager
+def _told(version: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise InvalidInput(
-            f"onnxruntime {runtime.__version__} cannot run this file, so it cannot be checked: "
-            f"{str(error).splitlines()[0][:300]} Export it in float32 with opset_version=20, or update onnxruntime."
+            f"onnxruntime {version} cannot run this file, so it cannot be checked: {reason} "
+            "Export it in float32 with opset_version=20, or update onnxruntime."
         ) from error
 
 

@@ -8,7 +8,7 @@ with :math:`Z_a` strictly lower triangular in blocks.  Neurons stand level by le
 alone.  Products of maps round; every entry has a bound on its error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,7 @@ class NeuronMaps:
         z: what the neurons are applied to, a row for each.
         output: the outputs, a row for each.
         inputs: the number of columns that belong to the input.
+        values: the same rows for other values, by their numbers, as far as they were asked for.
     """
 
     levels: tuple[tuple[int, ...], ...]
@@ -48,14 +49,15 @@ class NeuronMaps:
     z: Enclosed
     output: Enclosed
     inputs: int
+    values: Mapping[int, Enclosed]
 
 
 _Blocks = dict[AbstractNode, Enclosed | None]
 """A value by the nodes that it is linear in, the input and activations; None for the identity."""
 
 
-def neuron_maps(nodes: Sequence[AbstractNode]) -> NeuronMaps:
-    """Return the matrices of a network of affine maps and activations; max-pooling is refused.
+def neuron_maps(nodes: Sequence[AbstractNode], values: Sequence[int] = ()) -> NeuronMaps:
+    """Return the matrices of a network of affine maps and activations, and of `values`; max-pooling is refused.
 
     >>> from curvcert.activations import TANH
     >>> from curvcert.network.builder import start
@@ -72,7 +74,8 @@ def neuron_maps(nodes: Sequence[AbstractNode]) -> NeuronMaps:
     rows = [_row(found[node.sources[0]], node, columns, like.device) for node in columns[1:]]
     z = Enclosed(*(torch.cat(parts) for parts in zip(*((row.value, row.error) for row in rows), strict=True)))
     output = _row(found[-1], nodes[-1], columns, like.device)
-    return NeuronMaps(levels, tuple(_size(node) for node in columns[1:]), z, output, _size(nodes[0]))
+    others = {k: _row(found[k], nodes[k], columns, like.device) for k in values}
+    return NeuronMaps(levels, tuple(_size(node) for node in columns[1:]), z, output, _size(nodes[0]), others)
 
 
 def _size(node: AbstractNode) -> int:

@@ -25,6 +25,7 @@ Slopes and bends are those of the secants over a neuron's range: phi' and phi'' 
 tenth.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -34,10 +35,11 @@ import torch
 from torch import Tensor
 
 from curvcert.memory import spare_elements
+from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
-from curvcert.network.nodes import AffineNode, ElementwiseNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
 from curvcert.network.sweeps import AbstractBackward
-from curvcert.propagation.coordinates import AbstractParabolas, Coordinates, Seen
+from curvcert.propagation.coordinates import AbstractParabolas, Coordinates, Seen, coordinates
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import Moved, NetworkFacts, cut
 from curvcert.propagation.regions import NormBall
@@ -55,6 +57,19 @@ _SHARES = (1.0, 2.5, 8.0)
 
 _OUTER_KNOTS = (0, 1, 2, 3, 4)
 """The knots that are tried for a function of the outputs: there the term in Z joins the parabola."""
+
+
+def models_cost(network: Network) -> float:
+    """Return how many numbers the matrices of all neurons of one sample take; inf where models cannot be made.
+
+    They need second derivatives that are bounded, and inputs, or neurons that read them, that are not too many.
+    """
+    cost = 0.0
+    for node in network.nodes:
+        if isinstance(node, MaxPoolNode) or (isinstance(node, ElementwiseNode) and node.activation.curvature is None):
+            return math.inf
+        cost += math.prod(node.shape) if isinstance(node, ElementwiseNode) else 0
+    return cost * coordinates(network) ** 2 if Coordinates.reason_to_skip(network) is None else math.inf
 
 
 @final
@@ -103,7 +118,8 @@ class TaylorModels:
         self._made_at, self._pass = radius, _Pass(self, self._ball(radius))
         self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
         self._output = self._sent(self._last, self._rows)
-        self._parabolas = self._joined()
+        # Where no activation is on the way to the outputs, linear relaxation is exact.
+        self._parabolas = self._joined() if self._output.sent else None
 
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
@@ -111,8 +127,8 @@ class TaylorModels:
         at = self._pass if torch.equal(within, self._made_at) else _Pass(self, self._ball(within))
         best = at.relaxed.change(self._last, self._rows).rise
         fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
-        curved = self._parabolas.largest(within).split(self._rows.shape[1], dim=1)
-        for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=True):
+        curved = () if self._parabolas is None else self._parabolas.largest(within).split(self._rows.shape[1], dim=1)
+        for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
             total = reduce(torch.add, parts, parabolas + fixed)
             best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))

@@ -87,6 +87,8 @@ def report_data(
         provenance=provenance,
         assumes=certificate.assumes,
         notes=certificate.notes,
+        box=None if certificate.box is None else str(certificate.box),
+        inside_box=certificate.inside_box,
     )
 
 

@@ -188,6 +188,8 @@ class ReportData:
     provenance: Provenance
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    box: str | None = None
+    inside_box: bool = False
 
     @property
     def norm(self) -> str:

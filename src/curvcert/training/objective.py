@@ -9,6 +9,7 @@ from curvcert.losses import (
     Constants,
     CurvatureRegularised,
     LipschitzMargin,
+    LocallyCertifiedMargin,
     RadiusReward,
     Standard,
 )
@@ -37,6 +38,9 @@ def make_objective(recipe: Recipe, model: nn.Module, example_input: Tensor) -> A
         case "crm":
             return CertifiedRadiusMaximisation(constants, recipe.target_radius, recipe.tau, recipe.sharpness)
         case "certified-margin":
+            if recipe.certificate == "quadratic":
+                scales = recipe.global_scale, recipe.local_scale
+                return LocallyCertifiedMargin(constants, recipe.epsilon, recipe.tau, recipe.ramp_share, *scales)
             return CertifiedMargin(
                 constants, recipe.epsilon, recipe.tau, recipe.ramp_share, recipe.gradients, recipe.certificate
             )

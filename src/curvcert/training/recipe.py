@@ -36,7 +36,9 @@ class Recipe:
     epsilon: float = 0.2
     ramp_share: float = 0.4
     gradients: Literal["all", "runner-up"] = "all"
-    certificate: Literal["curvature", "line"] = "curvature"
+    certificate: Literal["curvature", "line", "quadratic"] = "curvature"
+    global_scale: float = 0.1
+    local_scale: float = 0.1
     target_radius: float = 0.5
     sharpness: float = 5.0
     block_bound: Literal["product", "hadamard"] = "product"
@@ -88,9 +90,12 @@ class Recipe:
         for name in ("beta1", "beta2", "weight_average"):
             if not 0 <= getattr(self, name) < 1:
                 raise InvalidInput(f"{name} lies in [0, 1), got {getattr(self, name)}.")
-        for name in ("nu", "ramp_share", "weight", "weight_min", "weight_decay", "clip", "final_learning_rate"):
+        at_least_0 = ("nu", "ramp_share", "weight", "weight_min", "weight_decay", "clip", "final_learning_rate")
+        for name in (*at_least_0, "global_scale", "local_scale"):
             if not getattr(self, name) >= 0:
                 raise InvalidInput(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if self.certificate == "quadratic" and self.gradients != "runner-up":
+            raise InvalidInput('certificate = "quadratic" looks at one other class: set gradients = "runner-up".')
         if not self.epsilons or not all(_is_radius(eps) for eps in self.epsilons):
             raise InvalidInput(f"epsilons are positive radii, at least one, got {list(self.epsilons)}.")
 
@@ -124,10 +129,13 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON and TOML hold them.
 
-        A mirror is told where there is one, so that models without keep the digests they always had.
+        Fields that only some recipes need are told in those, so that other models keep the digests they always had.
         """
         table = asdict(self) | {"epsilons": list(self.epsilons)}
-        return {name: value for name, value in table.items() if name != "mirror" or value}
+        unused = set() if self.mirror else {"mirror"}
+        if self.certificate != "quadratic":
+            unused |= {"global_scale", "local_scale"}
+        return {name: value for name, value in table.items() if name not in unused}
 
 
 def recipe_from_dict(table: Mapping[str, Any], source: str = "The recipe") -> Recipe:

@@ -59,11 +59,10 @@ def _split(problem: Problem, size: int) -> list[Problem]:
         return [problem]
     parts = range(0, len(scope.x), size)
     return [
-        replace(
-            problem,
-            scope=Anchor(scope.x[i : i + size])
+        problem.over(
+            Anchor(scope.x[i : i + size])
             if isinstance(scope, Anchor)
-            else Ball(scope.x[i : i + size], scope.r[i : i + size]),
+            else Ball(scope.x[i : i + size], scope.r[i : i + size])
         )
         for i in parts
     ]

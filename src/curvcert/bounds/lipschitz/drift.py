@@ -201,7 +201,7 @@ def _rounding(A: AbstractLinearMap, g: Tensor, problem: Problem) -> Tensor:
     r"""Bound the rounding of :math:`A^T g` in the dual norm: :math:`\gamma_K \| |A| \|_p \|g\|_{p^*}`."""
     length = rounding_length(A)
     if length == 0:
-        return g.new_zeros(g.shape[0], 1)
+        return g.new_zeros(g.shape[0], g.shape[1] if problem.scalars else 1)
     return inflate(gamma(length + 1) * problem.norms.absolute(A, problem.p) * covector_size(g, problem), gamma(4))
 
 

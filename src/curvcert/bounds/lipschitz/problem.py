@@ -1,7 +1,7 @@
 """What a Lipschitz bound is asked for: a network, read out as needed, norms and a scope."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar, cast
 
@@ -36,10 +36,19 @@ class Problem:
     _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
-        """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value."""
+        """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value.
+
+        What is kept holds in every scope.
+        """
         if name not in self._known:
             self._known[name] = compute()
         return cast(T, self._known[name])
+
+    def over(self, scope: Scope) -> "Problem":
+        """Return the same question about another scope, with all that is known of it."""
+        other = replace(self, scope=scope)
+        object.__setattr__(other, "_known", self._known)
+        return other
 
     def final_norm(self, op: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
         """Return the p -> q norm of a last map, or the norm of each of its rows as a functional."""

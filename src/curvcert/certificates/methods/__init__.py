@@ -1,6 +1,6 @@
 """Ways to certified radii, one file each, and the plan that runs them."""
 
-from curvcert.certificates.methods.anchored import AnchoredRadius
+from curvcert.certificates.methods.anchored import AnchoredLipschitzRadius, AnchoredRadius
 from curvcert.certificates.methods.constants import ByConstants, CurvatureRadius, LipschitzRadius
 from curvcert.certificates.methods.line import LineRadius
 from curvcert.certificates.methods.linear import LinearRadius
@@ -19,6 +19,7 @@ CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
     method.name: method
     for method in (
         LipschitzRadius("lipschitz", "auto"),
+        AnchoredLipschitzRadius(),
         AnchoredRadius(),
         ShellRadius(),
         LineRadius(),

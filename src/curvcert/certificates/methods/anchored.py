@@ -1,22 +1,34 @@
-"""Radii by curvature constants with the sample fixed, which replace global ones where they are smaller."""
+"""Radii by constants with the sample fixed: curvatures, which replace global ones where they are smaller, and m / L(x).
+
+An anchored Lipschitz constant bounds how far f moves from x, and no gradient on the way: it makes a radius of its own,
+and never stands in for the L of another one.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
+from curvcert.bounds.lipschitz.anchored_paths import reason_against_paths
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Global
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.constants import by_both, by_curvature
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.radii import lipschitz_radius
 from curvcert.errors import UnsupportedModule
 from curvcert.network.nodes import ElementwiseNode
 
 _BATCH = 64
+
+_SEEN = LIPSCHITZ_METHODS["anchored"]
+
+_FLATTER = 2.5
+""""auto" expects L(x) to be no less than L over this: m / L(x) is tried where that could raise a radius."""
 
 WIDTH = 256
 """The widest layer for which "auto" computes anchored constants beside shells: an eigenproblem per pair and layer."""
@@ -64,6 +76,63 @@ class _ByAnchored(AbstractStep):
             )
 
 
+@final
+@dataclass(frozen=True)
+class AnchoredLipschitzRadius(AbstractCertificateMethod):
+    """m / L(x), by a Lipschitz constant from the sample on."""
+
+    name: str = "anchored-lipschitz"
+    way: str = "anchored-lipschitz"
+    in_auto: bool = True
+
+    @property
+    def tables(self) -> Tables:
+        """Global Lipschitz constants, which anchored ones never exceed."""
+        return Tables(L="auto")
+
+    def steps(self, question: Question) -> Sequence[AbstractStep]:
+        """Prepare nothing; where the best is asked for, leave networks on which it is no more than the global radius.
+
+        That is so without paths, as a rule, and where no activation has slopes that are seen from a point.
+        """
+        if not question.alone:
+            why = reason_against_paths(question.pairs)
+            if why is not None:
+                raise UnsupportedModule(why)
+            nodes = [node for node in question.network.nodes if isinstance(node, ElementwiseNode)]
+            if all(node.activation.curvature is None for node in nodes):
+                return []
+        return [_ByAnchoredLipschitz()]
+
+
+@final
+@dataclass(frozen=True)
+class _ByAnchoredLipschitz(AbstractStep):
+    way: str = "anchored-lipschitz"
+    cost: int = 65
+
+    def run(self, samples: Samples) -> None:
+        known, todo = samples.known, samples.undecided
+        if not samples.question.alone:
+            m, L = samples.points.margin, samples.L.scatter(1, samples.points.label[:, None], 0.0)
+            todo = todo & samples.could_gain & (_FLATTER * lipschitz_radius(m, L).amin(dim=1) > known.amin(dim=1))
+        found = torch.where(samples.unbounded[:, None], known, torch.nan)
+        _anchored_radii(samples, (todo & ~samples.unbounded).nonzero().flatten(), found)
+        by = samples.question.constants.made_by[0]
+        samples.add("anchored-lipschitz", found, "anchored-lipschitz", ("anchored-lipschitz", *by))
+
+
+def _anchored_radii(samples: Samples, index: Tensor, found: Tensor) -> None:
+    """Fill in m / L(x) for some samples, every class beside the label."""
+    label = samples.points.label
+    for one in label[index].unique().tolist():
+        problem, others = _pairs_with(samples.question, one)
+        for part in index[label[index] == one].split(_BATCH):
+            L = lipschitz_of(problem.over(Anchor(samples.x[part])), among=(_SEEN,)).value
+            L = torch.fmin(L, samples.L[part[:, None], others])
+            found[part[:, None], others] = lipschitz_radius(samples.points.margin[part[:, None], others], L)
+
+
 def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
     """Return the constants with anchored ones where they are smaller; one label at a time, for its pairs."""
     K, label = samples.K.clone(), samples.points.label
@@ -71,13 +140,17 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
         problem, others = _pairs_with(samples.question, one)
         terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(replace(problem, scope=Anchor(samples.x[part])), terms).value
+            bound = anchored_curvature_bound(problem.over(Anchor(samples.x[part])), terms).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
 
 
 def _pairs_with(question: Question, label: int) -> tuple[Problem, Tensor]:
-    """Return the problem of the scalars f_i - f_label, and the classes i."""
+    """Return the problem of the scalars f_i - f_label, and the classes i; once for all batches."""
+    return question.pairs.once(f"pairs with {label}", lambda: _read_out_pairs(question, label))
+
+
+def _read_out_pairs(question: Question, label: int) -> tuple[Problem, Tensor]:
     network, p = question.network, question.p
     others = torch.tensor([i for i in range(network.outputs) if i != label], device=network.device)
     eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)

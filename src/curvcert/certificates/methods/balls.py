@@ -5,17 +5,18 @@ no margin reaches 0 is certified; nothing rests on how the radii to try are chos
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from curvcert.boxes import Box
 from curvcert.certificates.methods.method import WORTHWHILE, Samples
 from curvcert.certificates.radii import decided
 from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
-from curvcert.propagation.regions import region_of
+from curvcert.propagation.regions import AbstractRegion, region_of
 
 PRECISION = 2.0**-11
 """How near, relatively, a radius is to one that is not proven when the search ends."""
@@ -37,7 +38,8 @@ class Centres:
     """Samples whose radii are searched for.
 
     `rows` are those of the differences of outputs, (batch, classes, outputs); `margin`, (batch, classes), is inf at the
-    label; `known` is what is proven of each sample, and `guess` a radius beyond it.
+    label; `known` is what is proven of each sample, and `guess` a radius beyond it.  `box` is what the balls are cut
+    with, if anything, and `farthest` how far its corners are: a ball that holds all of it is proven at any radius.
     """
 
     facts: NetworkFacts
@@ -47,6 +49,8 @@ class Centres:
     margin: Tensor
     known: Tensor
     guess: Tensor
+    farthest: Tensor
+    box: Box | None
 
     @staticmethod
     def about(facts: NetworkFacts, samples: Samples, index: Tensor) -> "Centres":
@@ -58,18 +62,25 @@ class Centres:
         start = torch.where((limit > 0) & limit.isfinite(), limit / 2, _FIRST)
         guess = torch.where(known > 0, known * (1 + WORTHWHILE), start)
         evaluation = evaluate_with_error(network, x, facts.norms)
-        return Centres(facts, evaluation, x, rows, points.margin[index], known, guess)
+        box = None if samples.box is None else samples.box.part(index)
+        farthest = samples.farthest[index]
+        return Centres(facts, evaluation, x, rows, points.margin[index], known, guess, farthest, box)
 
     def part(self, index: Tensor) -> "Centres":
         """Return some of them."""
-        evaluation = self.evaluation.of_samples(index)
-        parts = (each[index] for each in (self.x, self.rows, self.margin, self.known, self.guess))
-        return Centres(self.facts, evaluation, *parts)
+        names = ("x", "rows", "margin", "known", "guess", "farthest")
+        parts = {name: getattr(self, name)[index] for name in names}
+        box = None if self.box is None else self.box.part(index)
+        return replace(self, evaluation=self.evaluation.of_samples(index), box=box, **parts)
+
+    def region(self, index: Tensor, radius: Tensor) -> AbstractRegion:
+        """Return the balls about some of them, cut with their boxes."""
+        x = self.x[index]
+        return region_of(x, self.facts.p, radius, None if self.box is None else self.box.part(index).sides(x))
 
     def relaxed(self, index: Tensor, radius: Tensor) -> Tensor:
         """Bound the rises by linear relaxation."""
-        region = region_of(self.x[index], self.facts.p, radius, None)
-        relaxed = Relaxed(self.facts, self.evaluation.of_samples(index), region)
+        relaxed = Relaxed(self.facts, self.evaluation.of_samples(index), self.region(index, radius))
         return relaxed.change(len(self.facts.network.nodes) - 1, self.rows[index]).rise
 
     def used_up(self, rise: Tensor, index: Tensor) -> Tensor:
@@ -106,7 +117,7 @@ def largest_radii(centres: Centres, rises: Rises, precision: float = PRECISION) 
     found = torch.zeros_like(centres.margin)
     low, high = torch.zeros_like(centres.known), torch.full_like(centres.known, torch.inf)
     low_share, high_share = torch.zeros_like(low), torch.full_like(low, torch.inf)
-    radius = centres.guess
+    radius = torch.minimum(centres.guess, centres.farthest)
     for step in range(_EVALUATIONS):
         index = ((high > low * (1 + precision)) & radius.isfinite()).nonzero().flatten()
         if len(index) == 0:
@@ -121,10 +132,11 @@ def largest_radii(centres: Centres, rises: Rises, precision: float = PRECISION) 
             torch.where(good, high[index], r),
             torch.where(good, high_share[index], worst),
         )
+        high = torch.where(low >= centres.farthest, low, high)
         if step == 0:
             # Where not even the first radius beyond what is known is proven, there is nothing to gain.
             high = torch.where((centres.known > 0) & (high <= centres.guess), 0.0, high)
-        radius = _between(low, high, low_share, high_share)
+        radius = torch.minimum(_between(low, high, low_share, high_share), centres.farthest)
     return found
 
 

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.boxes import Box
 from curvcert.certificates.constants import PairConstants, Tables
 from curvcert.certificates.pointwise import Pointwise
 from curvcert.network import Network
+from curvcert.rounding import inflate
 
 WORTHWHILE = 1e-3
 """A method runs where it could gain more than this, relative to the radius that is known."""
+
+_CHECKERS_ROOM = 2.0**-28
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +57,17 @@ class Samples:
 
     `L` and `K` are the constants in force for every class beside the label, (batch, classes); `anchored` says whether K
     has become that of the samples themselves.  `radii` holds what each way gave every class, inf at the label, NaN
-    where it was not run; `names` what proved it, in words, `proven_by` the methods' names.
+    where it was not run; `names` what proved it, in words, `proven_by` the methods' names.  `box` is what the balls are
+    cut with, None for whole balls: what holds in a ball holds in its cut, and a radius beyond the farthest corner is
+    infinite.
     """
 
-    def __init__(self, question: Question, x: Tensor, points: Pointwise) -> None:
+    def __init__(self, question: Question, x: Tensor, points: Pointwise, box: Box | None = None) -> None:
         """Start with the constants of the question, and no radius."""
-        self.question, self.x, self.points = question, x, points
+        self.question, self.x, self.points, self.box = question, x, points, box
+        away = torch.full_like(points.margin[:, 0], torch.inf) if box is None else box.farthest(x, question.p)
+        # A little beyond the corner, for a checker with a rounding of its own.
+        self.farthest = inflate(away, _CHECKERS_ROOM)
         self.L, self.K = question.constants.L[points.label], question.constants.K[points.label]
         self.anchored = False
         self.radii: dict[str, Tensor] = {}
@@ -70,6 +79,7 @@ class Samples:
 
         Without a name, and methods that it stands for, both are the way's.
         """
+        radii = torch.where(radii >= self.farthest[:, None], torch.inf, radii)
         radii = radii.scatter(1, self.points.label[:, None], torch.inf)
         others = torch.ones_like(radii, dtype=torch.bool).scatter(1, self.points.label[:, None], False)
         if not bool(radii[others].isnan().all()):

@@ -71,18 +71,19 @@ class _ByOtherNorm(AbstractStep):
         found = torch.where(samples.unbounded[:, None], known, torch.nan)
         index = samples.open_.nonzero().flatten()
         if len(index):
-            found[index] = share * self._radii(samples.x[index], samples.points.label[index], share)
+            found[index] = share * self._radii(samples, index, share)
         if not self.question.alone:
             # What it does not raise it is not named for.
             found = torch.where(found > known, found, torch.nan)
         samples.add("norms", found if before is None else torch.fmax(found, before))
 
-    def _radii(self, x: Tensor, label: Tensor, share: float) -> Tensor:
+    def _radii(self, samples: Samples, index: Tensor, share: float) -> Tensor:
         """Return the radii of every class in the other norm, (batch, classes)."""
         question, plan = self.question.pairs.once(f"norm {self.q:g}", lambda: self._asked(share))
         useful = any(step.needs_gradients for step in plan)
+        x, label = samples.x[index], samples.points.label[index]
         points = evaluate_points(question.network, x, label, self.q, question.pairs.norms, question.deviations, useful)
-        there = Samples(question, x, points)
+        there = Samples(question, x, points, None if samples.box is None else samples.box.part(index))
         for step in plan:
             step.run(there)
         return there.known * (1 - 4 * UNIT_ROUNDOFF)
