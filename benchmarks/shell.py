@@ -87,7 +87,7 @@ def train(widths: tuple[int, ...], x: Tensor, y: Tensor, weight: float, epochs: 
 def radii_of(network: curvcert.Network, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return every curve's radii, 0 where misclassified, and the seconds that "shell" and "line" took, by name."""
     ready = certifier(network)
-    points = evaluate_points(network, x, y, 2.0, ready.question.pairs.norms, ready.question.deviations)
+    points = evaluate_points(ready.question.outputs, x, y, ready.question.deviations)
     K = math.sqrt(2) * curvcert.curvature(network, at=x, method="anchored").value[:, None]
     paper = curvature_radius(points.margin, points.gradient_norm, K).scatter(1, points.label[:, None], torch.inf)
     limit = (points.margin / points.gradient_norm.clamp(min=1e-300)).scatter(1, points.label[:, None], torch.inf)

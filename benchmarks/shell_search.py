@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import ACTIVATIONS, ELU, Activation, softplus
+from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.certificates.shell import Layers, layers_of
 from curvcert.certificates.shell.ball import over_balls
-from curvcert.certificates.shell.centre import at_centres
+from curvcert.certificates.shell.centre import AtCentre, at_centres, pair_gradients
 from curvcert.certificates.shell.gradient_change import GradientChange, gradient_change
 from curvcert.certificates.shell.layers import reads_alone
 from curvcert.network import Block, Network
@@ -145,9 +146,14 @@ class Bounded:
         )
 
     def _change(self, layers: Layers, others: Tensor) -> GradientChange:
-        centres = at_centres(layers, self.x, self.label, others)
+        centres = self.centres(layers, others)
         ball = over_balls(centres, self.t, math.prod(self.network.in_shape))
         return gradient_change(centres, ball, self.t, others.shape[1])
+
+    def centres(self, layers: Layers, others: Tensor) -> list[AtCentre]:
+        """Return what the certificate knows of every layer at the points."""
+        at = at_points(layers.problem, self.x)
+        return at_centres(layers, at, pair_gradients(at, self.label, others))
 
     def found(self, steps: int = 15, seed: int = 0) -> Tensor:
         """Return the largest change of each pair's gradient that ascent finds, (batch, pairs)."""

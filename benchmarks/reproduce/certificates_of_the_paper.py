@@ -15,7 +15,7 @@ from benchmarks.reproduce.models import Subject
 from curvcert.bounds.curvature import Compositional
 from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.lipschitz import lipschitz
-from curvcert.bounds.lipschitz.problem import Problem, all_pairs, make_problem
+from curvcert.bounds.lipschitz.problem import Problem, all_pairs, make_problem, outputs_of
 from curvcert.certificates.constants import pair_deviations, pair_table
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
 from curvcert.certificates.radii import curvature_radius
@@ -69,7 +69,7 @@ class Evaluator:
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> Pointwise:
         """Evaluate a batch."""
-        return evaluate_points(self.network, x, y, 2, self.pairs.norms, self.deviations)
+        return evaluate_points(outputs_of(self.pairs, self.network), x, y, self.deviations)
 
 
 def evaluator(network: Network) -> Evaluator:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import curvcert
-from curvcert.bounds.lipschitz.drift import carry_ball, carry_gradients, carry_point
+from curvcert.bounds.lipschitz.analyses import at_points, over_balls
 from curvcert.bounds.lipschitz.problem import make_problem
-from curvcert.network.evaluation import evaluate_with_error
 from tests.bounds.search import Search
 from tests.graph_families import GRAPHS, IDS, Graph
 from tests.sampling import crossed
@@ -86,18 +85,18 @@ def test_nothing_leaves_its_reach_and_no_gradient_drifts_further(graph: Graph) -
     for seed, r in enumerate((0.1, 1.0)):
         network, x = graph.network(seed), points(graph, seed)
         problem = make_problem(network, 2, None, x, r, "all", None)
-        reached = carry_ball(problem, problem.scope)
-        covectors = carry_gradients(problem, reached)
+        balls = over_balls(problem)
+        covectors = balls.gradients_of()
         generator = torch.Generator().manual_seed(seed)
         for _ in range(40):
             d = torch.randn(x.shape, dtype=F64, generator=generator)
             d = r * d / torch.linalg.vector_norm(d, dim=1, keepdim=True)
             there = problem.network.values(x + d)
             here = problem.network.values(x)
-            for part in reached:
-                if part.reach is not None:
-                    moved = (there[part.unit.z] - here[part.unit.z]).abs()
-                    assert bool((moved <= part.reach + 1e-12).all())
+            for z, reach in balls.reaches.items():
+                moved = there[z] - here[z]
+                assert bool((-reach.fall - 1e-12 <= moved).all())
+                assert bool((moved <= reach.rise + 1e-12).all())
             if covectors is not None:
                 J = problem.network.jacobian(x + d).flatten(2)
                 drift = torch.linalg.vector_norm(J - covectors[0].value.flatten(2), dim=2)
@@ -108,7 +107,7 @@ def test_nothing_leaves_its_reach_and_no_gradient_drifts_further(graph: Graph) -
 def test_a_ball_of_radius_0_gives_the_gradient(graph: Graph) -> None:
     network, x = graph.network(0), points(graph, 0)
     problem = make_problem(network, 2, None, x, 0.0, "all", None)
-    found = carry_gradients(problem, carry_point(problem, evaluate_with_error(problem.network, x, problem.norms)))
+    found = at_points(problem, x).gradients
     if found is not None:
         torch.testing.assert_close(found[0].value, problem.network.jacobian(x), rtol=1e-12, atol=1e-13)
         assert float(found[0].drift.amax()) < 1e-7

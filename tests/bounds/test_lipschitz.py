@@ -225,11 +225,12 @@ def test_pairs_come_in_the_order_of_combinations_and_one_at_a_time_they_are_the_
 def test_a_sample_does_not_depend_on_the_others(case) -> None:
     network = case.make()
     x, r = randn(4, *network.in_shape, seed=1), torch.tensor([0.1, 1.0, 0.0, 3.0], dtype=F64)
-    for scope in ({"at": x}, {"at": x, "radius": r}):
-        together = lipschitz(network, **scope).value
+    for scope, method in (({"at": x}, "anchored"), ({"at": x, "radius": r}, "local"), ({"at": x, "radius": r}, "auto")):
+        together = lipschitz(network, method=method, **scope).value
         for i in range(len(x)):
-            alone = lipschitz(network, **{key: value[i : i + 1] for key, value in scope.items()}).value
-            torch.testing.assert_close(alone[0], together[i], rtol=SLACK, atol=0)
+            alone = lipschitz(network, method=method, **{key: value[i : i + 1] for key, value in scope.items()}).value
+            # The search for LipSDP's multipliers starts from slopes whose last digits depend on the batch.
+            torch.testing.assert_close(alone[0], together[i], rtol=1e-4 if method == "auto" else SLACK, atol=0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -14,13 +14,16 @@ from torch import nn
 from curvcert.activations import TANH
 from curvcert.attacks import Attack, pgd
 from curvcert.bounds.curvature import Compositional, curvature
-from curvcert.certificates import Certificate, attack_radius, certify, pointwise, with_search
+from curvcert.certificates import Certificate, attack_radius, certify, with_search
 from curvcert.certificates.attack_radius import replays
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.network import Affine, Block, Network, trace
+from curvcert.network.evaluation import Computed
+from curvcert.network.sweeps import AbstractForward
 from curvcert.nn import CentredSoftplus
 from curvcert.norms import vector_norm
 from curvcert.operators import Dense, Identity, Zero
+from curvcert.propagation.analysis import AbstractAnalysis
 from curvcert.reporting import draw_accuracy, draw_witnesses
 from tests.certificates.cases import blobs, digits, digits_network, planar
 from tests.sampling import crossed
@@ -275,10 +278,25 @@ class TestBadInput:
         network = planar(activation)
         x, y = blobs(10)
         before = certify(network, x, y, method=method)
-        monkeypatch.setattr(pointwise, "carry_gradients", _refuse)
+        monkeypatch.setattr(AbstractAnalysis, "covectors", _refuse)
         assert torch.equal(certify(network, x, y, method=method).radius, before.radius)
         with pytest.raises(AssertionError, match="a gradient was computed"):
             certify(planar(nn.Tanh), x, y)
+
+    @pytest.mark.parametrize("method", ["auto", "lipschitz", "anchored", "shell", "line", "linear"])
+    def test_every_point_is_evaluated_once(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        network = planar(nn.Tanh)
+        x, y = blobs(10)
+        sweep, looks = AbstractForward.sweep, []
+
+        def counted(domain, nodes, start, known=()):
+            if isinstance(start, Computed) and not known:
+                looks.append((start.value[:, None] == x[None]).all(dim=2).any(dim=0))
+            return sweep(domain, nodes, start, known)
+
+        monkeypatch.setattr(AbstractForward, "sweep", counted)
+        certify(network, x, y, method=method, batch_size=5)
+        assert bool((torch.stack(looks).sum(dim=0) == 1).all())
 
     def test_nothing_is_printed_or_warned_without_reason(self) -> None:
         network, _ = digits_network()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from curvcert.attacks import Attack, pgd
 from curvcert.certificates import Certificate, certify, load_certificate, with_search
+from curvcert.certificates.methods.balls import PRECISION
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.falsifier import falsify, load_counterexample, replay, save_counterexample
 from curvcert.network import Network, trace

@@ -15,7 +15,6 @@ from curvcert.attacks import pgd
 from curvcert.certificates import certifier, certify
 from curvcert.certificates.methods.shell import shared_layers
 from curvcert.certificates.shell import Layers, ball, centre, shells
-from curvcert.certificates.shell.centre import at_centres
 from curvcert.certificates.shell.gradient_change import GradientChange
 from curvcert.network import Block, Network
 from curvcert.operators import Dense, Identity, Zero
@@ -154,7 +153,7 @@ class TestFront:
         bounded = Bounded.at(network, x, torch.full((4,), 0.1, dtype=F64))
         for start in range(1, len(network.blocks)):
             layers = replace(bounded.layers, jacobians_from=start)
-            at = at_centres(layers, x, bounded.label, bounded.others)[start]
+            at = bounded.centres(layers, bounded.others)[start]
             assert at.jacobian is not None
             product = torch.eye(*network.in_shape, dtype=F64)
             for block in network.blocks[: start + 1]:
@@ -175,7 +174,7 @@ class TestFront:
         network = KINDS["nearly linear"](SMOOTH[name], seeded(len(name)))
         x = torch.randn(4, *network.in_shape, dtype=F64, generator=seeded(3))
         bounded = Bounded.at(network, x, torch.full((4,), 0.1, dtype=F64))
-        centres = at_centres(replace(bounded.layers, jacobians_from=1), x, bounded.label, bounded.others[:, :1])
+        centres = bounded.centres(replace(bounded.layers, jacobians_from=1), bounded.others[:, :1])
         for k, at in list(enumerate(centres))[2:]:
             assert at.jacobian is not None
             assert at.jacobian.matrix is not None
@@ -284,8 +283,8 @@ class TestMutations:
         assert violations() > 0
 
     def test_too_small_a_curvature_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = ball.ball_curvatures
-        monkeypatch.setattr(ball, "ball_curvatures", lambda *args: 0.95 * original(*args))
+        original = ball.curvatures_within
+        monkeypatch.setattr(ball, "curvatures_within", lambda *args: 0.95 * original(*args))
         assert violations() > 0
 
     def test_half_a_saturated_change_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:

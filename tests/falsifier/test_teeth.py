@@ -8,13 +8,13 @@ import torch
 
 from curvcert.activations import SIN, anchored_curvature_range, second_derivative_range
 from curvcert.bounds.curvature import curvature
-from curvcert.bounds.curvature.local import ball_curvatures
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.certificates import certify
 from curvcert.falsifier import Effort, audit, falsify, falsify_bound, replay
 from curvcert.falsifier.random_networks import FAMILIES
+from curvcert.propagation.slopes import curvatures_within
 from tests.falsifier.tight import (
     BEND,
     SHORT,
@@ -130,7 +130,7 @@ def test_a_short_c_in_an_anchored_certificate_is_found_out(monkeypatch) -> None:
 def test_a_short_c_in_a_local_certificate_is_found_out(method, monkeypatch) -> None:
     network, x = valley()
     assert not falsify(network, x, None, certify(network, x, method=method))
-    monkeypatch.setattr("curvcert.certificates.shell.ball.ball_curvatures", lambda *a: SHORT * ball_curvatures(*a))
+    monkeypatch.setattr("curvcert.certificates.shell.ball.curvatures_within", lambda *a: SHORT * curvatures_within(*a))
     assert found(network, x, certify(network, x, method=method)) == {"radius"}
 
 

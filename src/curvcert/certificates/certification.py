@@ -304,8 +304,7 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | N
     inside, question = _inside(box, x, request.inside_box), request.question
     # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
     useful = bool(question.constants.names[1]) or any(step.needs_gradients for step in request.plan)
-    norms = question.pairs.norms
-    points = evaluate_points(question.network, x, y, question.p, norms, question.deviations, useful)
+    points = evaluate_points(question.outputs, x, y, question.deviations, useful)
     samples = Samples(question, x, points, box if request.inside_box else None)
     for step in request.plan:
         step.run(samples)

@@ -32,20 +32,21 @@ within :math:`\delta` of the exact point, a zone also loses
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
+from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.radii import decided
-from curvcert.certificates.shell import Layers, gradient_growth, numbers_of_sample, pair_centres
+from curvcert.certificates.shell import Layers, at_centres, gradient_growth, numbers_of_sample
 from curvcert.memory import spare_elements
 from curvcert.network import Network
-from curvcert.network.evaluation import evaluate_with_error
+from curvcert.propagation.analysis import AtPoints
+from curvcert.propagation.covectors import Covectors
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 ZONES = 6
@@ -90,10 +91,10 @@ class Line:
 class LineQuery:
     """Samples to certify, with what is known: gradients of f_i - f_y, linear limits, global curvatures and radii.
 
-    `x` and `label` are (batch, ...); `gradient` is (batch, classes, inputs), the others (batch, classes).
+    `at` and `label` are the samples; `gradient` is (batch, classes, inputs), the others (batch, classes).
     """
 
-    x: Tensor
+    at: AtPoints
     label: Tensor
     gradient: Tensor
     limit: Tensor
@@ -102,7 +103,8 @@ class LineQuery:
 
     def part(self, index: Tensor) -> "LineQuery":
         """Return the query about some of the samples."""
-        return LineQuery(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        tensors = (self.label, self.gradient, self.limit, self.K, self.known)
+        return LineQuery(self.at.of_samples(index), *(tensor[index] for tensor in tensors))
 
 
 def line_radii(line: Line, query: LineQuery, epsilons: tuple[float, ...] = (), layers: Layers | None = None) -> Tensor:
@@ -274,7 +276,7 @@ class _OverBalls:
         pairs, ends, look = pairs[hard], _of_pairs(ends, hard), look.part(hard)
         sample = pairs[:, 0]
         choice, top = self.choice.of_samples(sample), place[sample]
-        centres = pair_centres(self.layers, look.points, self.query.label[sample], pairs[:, 1])
+        centres = at_centres(self.layers, look.at, look.gradients)
 
         def holds(place: Tensor, _: Tensor) -> Tensor:
             r = choice.radius(place)
@@ -379,24 +381,35 @@ class _Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Pairs in one zone: their points, what is seen from there, and their global curvatures."""
+    """Pairs in one zone: what holds at their points, what is seen from there, and their global curvatures.
+
+    `gradients` are those of each pair, by the numbers of the values that they are with respect to.
+    """
 
     zone: _Zone
-    points: Tensor
+    at: AtPoints
+    gradients: Mapping[int, Covectors]
     seen: _Seen
     K: Tensor
 
     def part(self, index: Tensor) -> "_Look":
         """Return some of the pairs."""
-        return _Look(self.zone.part(index), self.points[index], self.seen.part(index), self.K[index])
+        gradients = {value: each.of_samples(index) for value, each in self.gradients.items()}
+        return _Look(self.zone.part(index), self.at.of_samples(index), gradients, self.seen.part(index), self.K[index])
 
 
 def _look(line: Line, query: LineQuery, pairs: Tensor, zone: _Zone) -> _Look:
     """Look at pairs, (number of the sample, class) each, from their points of one zone."""
     sample, other = pairs.unbind(dim=1)
-    points, direction, off = _points(query.x[sample], query.gradient[sample, other], zone)
-    seen = _seen(line, points, direction, query.label[sample], other, off)
-    return _Look(zone, points, seen, query.K[sample, other])
+    x = query.at.evaluation.values[0].value[sample]
+    points, direction, off = _points(x, query.gradient[sample, other], zone)
+    at = at_points(line.problem, points) if bool(zone.at.any()) else query.at.of_samples(sample)
+    label = query.label[sample]
+    rows = torch.zeros(len(x), line.network.outputs, dtype=x.dtype, device=x.device)
+    gradients = at.covectors(rows.scatter(1, other[:, None], 1.0).scatter(1, label[:, None], -1.0)[:, None])
+    assert gradients is not None  # only smooth networks have a line
+    seen = _seen(line, at, gradients[0], direction, label, other, off)
+    return _Look(zone, at, gradients, seen, query.K[sample, other])
 
 
 def _points(x: Tensor, g: Tensor, zone: _Zone) -> tuple[Tensor, Tensor, Tensor]:
@@ -414,20 +427,15 @@ def _points(x: Tensor, g: Tensor, zone: _Zone) -> tuple[Tensor, Tensor, Tensor]:
     return points, v, torch.where(peak[:, 0] > 0, off, torch.inf)
 
 
-def _seen(line: Line, points: Tensor, v: Tensor, label: Tensor, other: Tensor, off: Tensor) -> _Seen:
-    """Evaluate f_i - f_y and its gradient at the points."""
-    network, n = line.network, v.shape[1]
-    evaluation = evaluate_with_error(network, points, line.problem.norms)
-    last = evaluation.output
+def _seen(line: Line, at: AtPoints, gradient: Covectors, v: Tensor, label: Tensor, other: Tensor, off: Tensor) -> _Seen:
+    """Return f_i - f_y and its gradient at the points."""
+    n, last = v.shape[1], at.evaluation.output
     value, error = last.value.flatten(1), last.error.flatten(1)
     own, others = label[:, None], other[:, None]
     gap = (value.gather(1, others) - value.gather(1, own))[:, 0]
     doubt = (error.gather(1, others) + error.gather(1, own))[:, 0] + line.deviations[label, other]
     F = gap + inflate(doubt + 2 * UNIT_ROUNDOFF * gap.abs(), gamma(4))
-    rows = torch.zeros_like(value).scatter(1, others, 1.0).scatter(1, own, -1.0)
-    covectors = carry_gradients(line.problem, carry_point(line.problem, evaluation), rows[:, None])
-    assert covectors is not None  # only smooth networks have a line
-    g, drift = covectors[0].value.flatten(2)[:, 0], covectors[0].drift[:, 0]
+    g, drift = gradient.value.flatten(2)[:, 0], gradient.drift[:, 0]
     length = norm_upper_bound_of_vectors(g, 2, 1)
     slope = (g * v).sum(dim=1)
     doubt = inflate(drift + gamma(2 * n + 64) * length, gamma(4)) + TINY

@@ -8,7 +8,7 @@ Five kinds of claims, with u a functional of the outputs:
 - witness: y, at a distance of at most r from x, and inside the box if there is one, is not classified as the label;
 - output: :math:`u \cdot f(y)` + offset is at most so much wherever y is within the radius of x, and inside a box.
 
-What is computed for a replay comes with a bound on its rounding (`evaluate_with_error`, `carry_gradients`): a claim is
+What is computed for a replay comes with a bound on its rounding (`evaluate_with_error`, `at_points`): a claim is
 refuted only if it is false whatever the rounding did.
 """
 
@@ -19,7 +19,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
+from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global
 from curvcert.boxes import Box
@@ -167,8 +167,7 @@ def _rise_lower_bound(example: Counterexample) -> Tensor:
 def _change_lower_bound(example: Counterexample) -> Tensor:
     network = example.network.read_out(example.covector[None])
     problem = Problem(network, example.p, example.p, Global(), scalars=True)
-    evaluation = evaluate_with_error(network, torch.stack([example.x, example.y]), problem.norms)
-    covectors = carry_gradients(problem, carry_point(problem, evaluation))
+    covectors = at_points(problem, torch.stack([example.x, example.y])).gradients
     if covectors is None:
         raise InvalidInput("A curvature claim needs a network with derivatives; this one has a max-pooling.")
     g, drift, dual = covectors[0].value.flatten(1), covectors[0].drift.sum(), conjugate(example.p)

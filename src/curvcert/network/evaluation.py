@@ -6,6 +6,7 @@ absolute values, and in the 2-norm through spectral norms, which grow far slower
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -29,6 +30,11 @@ class Computed:
     error: Tensor
     error_norm: Tensor
 
+    @property
+    def flat(self) -> "Computed":
+        """The same with values of one dimension."""
+        return Computed(self.value.flatten(1), self.error.flatten(1), self.error_norm)
+
     def of_samples(self, index: Tensor) -> "Computed":
         """Return the same for some of the samples."""
         return Computed(self.value[index], self.error[index], self.error_norm[index])
@@ -44,6 +50,12 @@ class Evaluation:
     def of_samples(self, index: Tensor) -> "Evaluation":
         """Return the same for some of the samples."""
         return Evaluation(self.network, tuple(value.of_samples(index) for value in self.values))
+
+    def read_out(self, network: Network, norms: NormBounds | None = None) -> "Evaluation":
+        """Return that of a read-out of the network, which differs from it in its last nodes alone."""
+        pairs = zip(self.network.nodes, network.nodes, strict=False)
+        known = self.values[: len([None for _ in takewhile(lambda pair: pair[0] is pair[1], pairs)])]
+        return Evaluation(network, tuple(_Evaluating(norms).sweep(network.nodes, self.values[0], known)))
 
     @property
     def output(self) -> Computed:

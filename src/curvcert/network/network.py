@@ -248,6 +248,14 @@ class Network:
             raise InvalidInput("Expected finite inputs, got NaN or infinity.")
         return x.to(torch.float64)
 
+    @property
+    def is_smooth(self) -> bool:
+        """Whether every node has a curvature constant."""
+        nodes = self.nodes
+        return not any(isinstance(node, MaxPoolNode) for node in nodes) and all(
+            node.activation.curvature is not None for node in nodes if isinstance(node, ElementwiseNode)
+        )
+
     def require_smooth(self) -> None:
         """Raise unless every node has a curvature constant."""
         for node in self.nodes:

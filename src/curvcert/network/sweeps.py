@@ -31,10 +31,10 @@ class AbstractForward(ABC, Generic[V]):
         self._refuse(node)
 
     @final
-    def sweep(self, nodes: Sequence[AbstractNode], start: V) -> list[V]:
-        """Return what holds for the value of every node, given that of the input."""
-        found: list[V] = []
-        for node in nodes:
+    def sweep(self, nodes: Sequence[AbstractNode], start: V, known: Sequence[V] = ()) -> list[V]:
+        """Return what holds for the value of every node, given that of the input, or those of the first nodes."""
+        found: list[V] = list(known)
+        for node in nodes[len(known) :]:
             found.append(start if isinstance(node, InputNode) else self._at(node, [found[k] for k in node.sources]))
         return found
 

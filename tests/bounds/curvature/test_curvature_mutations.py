@@ -69,11 +69,16 @@ def test_the_bounds_are_tight_here(name) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_curvature_constant_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, name) -> None:
-    scaled = {"anchored": "anchored_constants", "local": "ball_curvatures", "crc": "crc_eigenvalue_bounds"}
+    scaled = {
+        "anchored": ("bounds.curvature.anchored", "anchored_constants"),
+        "local": ("propagation.hessians", "curvatures_within"),
+        "crc": ("bounds.curvature.singla2020", "crc_eigenvalue_bounds"),
+    }
     if name in scaled:
-        module = import_module(f"curvcert.bounds.curvature.{'singla2020' if name == 'crc' else name}")
-        honest = getattr(module, scaled[name])
-        monkeypatch.setattr(module, scaled[name], lambda *arguments: smaller(honest(*arguments)))
+        place, function = scaled[name]
+        module = import_module(f"curvcert.{place}")
+        honest = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *arguments: smaller(honest(*arguments)))
     else:
         low, high = TANH.curvature
         monkeypatch.setattr(Activation, "curvature_c", property(lambda self: FACTOR * max(-low, high)))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from curvcert import curvature
-from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional, batching
+from curvcert.bounds.curvature import BLOCK_BOUNDS, CURVATURE_METHODS, Compositional
+from curvcert.bounds.lipschitz import batching
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Network
 from tests.bounds.cases import feed_forward, one_dimensional, randn, residual

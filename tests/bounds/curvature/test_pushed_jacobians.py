@@ -5,11 +5,10 @@ import torch
 
 from curvcert import curvature
 from curvcert.activations import TANH
-from curvcert.bounds.curvature import jacobians
-from curvcert.bounds.curvature.jacobians import can_push, push_jacobians
-from curvcert.bounds.lipschitz.drift import carry_ball
+from curvcert.bounds.lipschitz.analyses import over_balls, unit_facts
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.network import Block, Network
+from curvcert.propagation import analysis, jacobians
 from tests.bounds.cases import feed_forward, randn
 from tests.bounds.curvature.cases import CASES, IDS
 
@@ -31,23 +30,22 @@ def jacobian_of_neurons(network: Network, k: int, x: torch.Tensor) -> torch.Tens
 def test_nothing_leaves_the_enclosure(case) -> None:
     network = case.make()
     x, r = 0.5 * randn(2, *network.in_shape, seed=1), torch.tensor([0.05, 0.6], dtype=F64)
-    problem = make_problem(network, 2, None, x, r, None, None)
-    reached = carry_ball(problem, problem.scope)
-    narrowed, pushed = push_jacobians(problem, problem.scope, reached)
+    balls = over_balls(make_problem(network, 2, None, x, r, None, None))
     steps = randn(40, 2, *network.in_shape, seed=2)
     steps = steps / torch.linalg.vector_norm(steps.flatten(2), dim=2).reshape(40, 2, *(1,) * len(network.in_shape))
-    for k, (part, found) in enumerate(zip(narrowed, pushed, strict=True)):
-        if not isinstance(part.block, Block):
-            assert found is None
+    for k, unit in enumerate(network.units):
+        if not isinstance(unit.block, Block):
             continue
-        centre = part.block.pre_activation(network.prefix(k)(x) if k else x)
+        assert unit.z is not None
+        found, reach = balls.jacobians[unit.z], balls.reaches[unit.z]
+        centre = unit.block.pre_activation(network.prefix(k)(x) if k else x)
         for step in steps:
             y = x + step * r.reshape(-1, *(1,) * len(network.in_shape)) * (1 - 1e-12)
             drift = torch.linalg.matrix_norm(jacobian_of_neurons(network, k, y) - found.J, 2)
             assert bool((drift <= found.drift * (1 + 1e-12) + 1e-13).all())
-            moved = (part.block.pre_activation(network.prefix(k)(y) if k else y) - centre).abs()
-            assert bool((moved <= part.reach * (1 + 1e-12) + 1e-13).all())
-        assert bool((part.reach <= reached[k].reach).all())
+            moved = unit.block.pre_activation(network.prefix(k)(y) if k else y) - centre
+            assert bool((-reach.fall * (1 + 1e-12) - 1e-13 <= moved).all())
+            assert bool((moved <= reach.rise * (1 + 1e-12) + 1e-13).all())
 
 
 def test_a_single_layer_is_exact_at_the_centre() -> None:
@@ -66,7 +64,7 @@ def test_jacobians_only_help_and_the_unrolled_bound_is_never_exceeded(case, monk
     with_them = curvature(network, method="local", pair="all", at=x, radius=r).value
     everywhere = curvature(network, method="unrolled", pair="all").value
     assert bool((with_them <= everywhere * (1 + 1e-9)).all())
-    monkeypatch.setattr(jacobians, "JACOBIAN_ELEMENTS", 0)
+    monkeypatch.setattr(analysis, "JACOBIAN_ELEMENTS", 0)
     without = curvature(network, method="local", pair="all", at=x, radius=r).value
     assert bool((with_them <= without * (1 + 1e-9)).all())
     assert bool((with_them[0] < without[0]).any())
@@ -74,12 +72,12 @@ def test_jacobians_only_help_and_the_unrolled_bound_is_never_exceeded(case, monk
 
 def test_only_in_l2_and_where_they_fit() -> None:
     network = feed_forward((4, 6, 3), TANH)
-    assert can_push(make_problem(network, 2, None, None, None, None, None))
-    assert not can_push(make_problem(network, 1, None, None, None, None, None))
+    assert unit_facts(make_problem(network, 2, None, None, None, None, None)).jacobians_fit
+    assert not unit_facts(make_problem(network, 1, None, None, None, None, None)).jacobians_fit
 
 
 def test_wide_layers_use_sums_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = feed_forward((3, 5, 5, 2), TANH), randn(2, 3, seed=6)
     fine = curvature(network, method="local", pair="all", at=x, radius=0.1).value
-    monkeypatch.setattr(jacobians, "_GRAM_SIZE", 2)
+    monkeypatch.setattr(jacobians, "GRAM_SIZE", 2)
     assert bool((fine <= curvature(network, method="local", pair="all", at=x, radius=0.1).value * (1 + 1e-9)).all())

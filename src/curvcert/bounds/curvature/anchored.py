@@ -16,7 +16,6 @@ Reference: Entesari et al. (ICML 2024), theorem `prop:anchoredIterativeJacobian`
 norms in place of p*-operator norms.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,16 +23,15 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_curvature_range, second_derivative_range
-from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
 from curvcert.bounds.curvature.compositional import block_lipschitz, curvature_of_values
 from curvcert.bounds.curvature.unrolled import unrolled_terms
+from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.anchored import anchored_constants_of_values
-from curvcert.bounds.lipschitz.drift import Reached, activation_gradients, carry_ball, carry_gradients
+from curvcert.bounds.lipschitz.batching import in_pieces
 from curvcert.bounds.lipschitz.liplt import value_constants
-from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import composed, stacked_size
-from curvcert.bounds.types import Ball, Bound, LayerTerm
+from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
+from curvcert.bounds.types import Bound, LayerTerm
 from curvcert.network import Block
 from curvcert.network.evaluation import Computed
 from curvcert.network.rewriting.units import Unit
@@ -41,10 +39,11 @@ from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.weighted import weighted_norm_upper_bound
+from curvcert.propagation.analysis import AtPoints, OverBalls
+from curvcert.propagation.covectors import activation_gradients
+from curvcert.propagation.hessians import weighted_bilinear
+from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import gamma, inflate, next_down, next_up
-
-_BATCHED_GRAM = 128
-"""Largest layer with one eigenvalue problem a sample and output."""
 
 
 def anchored_curvature_bound(problem: Problem, terms: Mapping[int, Tensor] | None = None) -> Bound:
@@ -62,9 +61,8 @@ def anchored_curvature_bound(problem: Problem, terms: Mapping[int, Tensor] | Non
 
 def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[int, Tensor]) -> Bound:
     x, norms, network = problem.anchor, problem.norms, problem.network
-    point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
-    reached = carry_ball(problem, point)
-    steps = _steps(problem, reached)
+    points = over_balls(problem)
+    steps = _steps(problem, points)
     found = {0: torch.zeros(len(x), dtype=torch.float64, device=x.device)}
     per_layer = []
     for step in steps:
@@ -80,7 +78,7 @@ def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[in
         found[step.unit.output] = K
         per_layer.append(LayerTerm(step.unit.block.name, "prefix", K, "anchored"))
     if problem.scalars:
-        K = torch.minimum(K, _weighed_by_gradient(problem, reached, steps, terms))
+        K = torch.minimum(K, _weighed_by_gradient(problem, points, steps, terms))
     value = problem.shaped(K)
     return norms.result(value, problem.p, problem.q, problem.scope, "anchored", tuple(per_layer), network.assumes)
 
@@ -100,23 +98,22 @@ class Step:
     constants: Tensor | None
 
 
-def _steps(problem: Problem, reached: list[Reached]) -> list[Step]:
-    everywhere, p = value_constants(problem), problem.p
-    points = {part.unit.z: part.z for part in reached}
-    anchored = anchored_constants_of_values(problem, points)
-    jacobians = {0: anchored[0]}
+def _steps(problem: Problem, points: OverBalls) -> list[Step]:
+    everywhere, p, norms = value_constants(problem), problem.p, problem.norms
+    anchored = anchored_constants_of_values(problem, AtPoints(points.facts, points.evaluation))
+    jacobians = {value: torch.minimum(anchored[value], points.prefix(value)) for value in points.prefixes}
     steps = []
-    for part in reached:
-        unit, block, last = part.unit, part.block, part is reached[-1]
+    for unit in problem.network.units:
+        block, last = unit.block, unit is points.facts.last
         prefix, L, jacobian = (_of_stacked(table, unit, p) for table in (everywhere, anchored, jacobians))
-        lipschitz = block_lipschitz(block, problem, problem.norms, last)
-        constants, omega = None, torch.zeros_like(part.constant)
-        if isinstance(block, Block) and part.z is not None:
-            constants = anchored_constants(block, part.z)
+        lipschitz, growth = block_lipschitz(block, problem, norms, last), points.growths.get(unit.output)
+        constants, omega = None, lipschitz.new_zeros(len(L), *lipschitz.shape)
+        if isinstance(block, Block) and unit.z is not None and unit.hidden is not None:
+            constants = anchored_constants(block, points.evaluation.values[unit.z])
             omega = _anchored_block_curvature(block, constants, problem, last)
-        steps.append(Step(unit, last, lipschitz, part.constant, prefix, L, jacobian, omega, constants))
-        if not last:
-            jacobians[unit.output] = torch.minimum(anchored[unit.output], _jacobian_norms(problem, unit.output))
+            growth = sloped_growth(block, points.slopes[unit.hidden], problem, last) if growth is None else growth
+        growth = lipschitz.expand(omega.shape) if growth is None else growth
+        steps.append(Step(unit, last, lipschitz, growth, prefix, L, jacobian, omega, constants))
     return steps
 
 
@@ -143,15 +140,6 @@ def anchored_constants(block: Block, z: Computed) -> Tensor:
     near = second_derivative_range(block.activation, next_down(z.value - width), next_up(z.value + width))
     largest = torch.maximum(inflate(far, gamma(8)), torch.maximum(near[0].abs(), near[1].abs()))
     return largest.clamp(max=block.activation.curvature_c)
-
-
-def _jacobian_norms(problem: Problem, value: int) -> Tensor:
-    """Bound the p -> p norms of the Jacobians of x -> v at the points; inf where they would be too large."""
-    x = problem.anchor
-    if math.prod(problem.network.nodes[value].shape) > JACOBIAN_ROWS:
-        return torch.full((len(x),), torch.inf, dtype=torch.float64, device=x.device)
-    point = Ball(x, torch.zeros(len(x), dtype=torch.float64, device=x.device))
-    return local_bound(Problem(problem.network.up_to(value), problem.p, problem.p, point, norms=problem.norms)).value
 
 
 def _anchored_block_curvature(block: Block, constants: Tensor, problem: Problem, last: bool) -> Tensor:
@@ -197,19 +185,9 @@ def _rows_of(G: AbstractLinearMap) -> Tensor:
     return inflate(G.adjoint(eye).abs() + image_error(G.T, eye), gamma(4))
 
 
-def weighted_bilinear(W: AbstractLinearMap, constants: Tensor, sizes: Tensor, p: float, norms: NormBounds) -> Tensor:
-    """Bound the bilinear form with weights c_l |g_l|, for every sample and output."""
-    sizes = sizes if sizes.dim() == constants.dim() + 1 else sizes.unsqueeze(0)
-    weights = inflate(constants.unsqueeze(1) * sizes, 0.0)
-    value = norms.bilinear(W, weights.flatten(0, 1), p, _BATCHED_GRAM)
-    return value.reshape(weights.shape[:2])
-
-
-def _weighed_by_gradient(
-    problem: Problem, reached: list[Reached], steps: list[Step], terms: Mapping[int, Tensor]
-) -> Tensor:
+def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step], terms: Mapping[int, Tensor]) -> Tensor:
     """Bound the unrolled sum with the gradients at x; each layer by its global term where that is less."""
-    covectors = carry_gradients(problem, reached)
+    covectors = points.gradients_of()
     total = torch.zeros(len(problem.anchor), problem.network.outputs, dtype=torch.float64, device=problem.anchor.device)
     for step in steps:
         unit, block = step.unit, step.unit.block
@@ -217,7 +195,7 @@ def _weighed_by_gradient(
             continue
         term = terms[unit.hidden]
         if covectors is not None and isinstance(block, Block) and step.constants is not None:
-            u, drift = activation_gradients(block, covectors[unit.output], problem)
+            u, drift = activation_gradients(block, covectors[unit.output], problem.p, problem.norms)
             sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
             bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)
             term = torch.minimum(term, inflate(bilinear * step.prefix * step.anchored[:, None], gamma(8)))

@@ -21,11 +21,12 @@ from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
 from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import composed, stacked_size
+from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import AbstractBlock, Affine, Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import gamma, inflate
 
 

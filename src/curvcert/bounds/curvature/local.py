@@ -1,19 +1,6 @@
-r"""Curvature over a ball: both points in it, everything as large as it gets there.
+r"""Curvature of scalar outputs over a ball: the sum of what the units add to it there (`propagation/hessians.py`).
 
-For a scalar f and x' in the ball, :math:`\nabla^2 f(x') = \sum_k J_k^T \mathrm{diag}(u_k \circ \phi''(z_k)) J_k` at x'.
-There :math:`|\phi''(z_{kl})| \le c_{kl}` over the neuron's interval, :math:`|u_k|` is at most the gradient at
-x plus its
-drift :math:`\eta_k`, and :math:`J_k` is :math:`W_k` behind a prefix with constant :math:`L_k` over the ball.  So
-
-.. math::
-    K \le \sum_k L_k^2 \Big[ \sup_{a,b} \sum_l h_{kl} |W_l a| |W_l b| + \eta_k \sup_{a,b} \|c_k \circ W
-    a \circ W b\|_p \Big],
-          \qquad h_k = |u_k(x)| \circ c_k.
-
-In l2, where Jacobians are small enough to be formed, :math:`J_k` is instead the one at x with its drift over the
-ball (`jacobians.py`), and each part of the sum is the lesser of both.  No layer's term exceeds that of the
-unrolled bound, and :math:`|u_k|` no global bound on it.  Where :math:`\phi''` does not exist everywhere
-the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
+No unit's term exceeds that of the unrolled bound, and no gradient a global bound on it.
 """
 
 import math
@@ -21,23 +8,17 @@ import math
 import torch
 from torch import Tensor
 
-from curvcert.activations import second_derivative_range
-from curvcert.bounds.curvature.anchored import weighted_bilinear
-from curvcert.bounds.curvature.batching import JACOBIAN_ROWS, in_pieces
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
-from curvcert.bounds.curvature.jacobians import Pushed, can_push, push_jacobians
 from curvcert.bounds.curvature.unrolled import unrolled_terms
-from curvcert.bounds.lipschitz.drift import Covectors, Reached, activation_gradients, carry_ball, carry_gradients
-from curvcert.bounds.lipschitz.liplt import value_constants
+from curvcert.bounds.lipschitz.analyses import over_balls
+from curvcert.bounds.lipschitz.batching import in_pieces
 from curvcert.bounds.lipschitz.local import local_bound
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import composed, stacked_size
 from curvcert.bounds.types import Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
-from curvcert.network import Block
-from curvcert.network.evaluation import Computed
-from curvcert.norms import conjugate
-from curvcert.rounding import gamma, inflate, next_down, next_up
+from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
+from curvcert.propagation.hessians import curvature_term, terms_of
+from curvcert.rounding import gamma, inflate
 
 
 def local_curvature_bound(problem: Problem) -> Bound:
@@ -51,100 +32,32 @@ def local_curvature_bound(problem: Problem) -> Bound:
 
 
 def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int, GradientBound]) -> Bound:
-    ball = problem.scope
-    assert isinstance(ball, Ball)
-    reached = carry_ball(problem, ball)
-    jacobians: list[Pushed | None] = [None] * len(reached)
-    if can_push(problem):
-        reached, jacobians = push_jacobians(problem, ball, reached)
-    covectors = carry_gradients(problem, reached)
+    balls = over_balls(problem)
+    covectors = balls.gradients_of()
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
-    constants = _constants(problem, ball, reached)
-    total = torch.zeros_like(covectors[0].drift)
-    per_layer = []
-    for k, part in enumerate(reached):
-        hidden = part.unit.hidden
-        if not isinstance(part.block, Block) or hidden is None:
-            continue
-        L = stacked_size([constants[source] for source in part.unit.sources], problem.p)
-        term = _term(part, part.block, covectors[part.unit.output], L, jacobians[k], gradients[hidden], problem)
-        term = torch.minimum(term, everywhere[hidden])
-        total = total + term
-        per_layer.append(LayerTerm(part.block.name, "term", term, "local"))
-    value = problem.shaped(inflate(total, gamma(8 * len(reached))))
-    return problem.norms.result(value, problem.p, problem.q, ball, "local", tuple(per_layer), problem.network.assumes)
+    prefixes = _prefixes(problem, balls)
+    total, per_layer = torch.zeros_like(covectors[0].drift), []
+    for term in terms_of(problem.network):
+        behind, most = covectors[term.unit.output], gradients[term.hidden].entries
+        value = torch.minimum(curvature_term(balls, term, prefixes.__getitem__, behind, most), everywhere[term.hidden])
+        total = total + value
+        per_layer.append(LayerTerm(term.block.name, "term", value, "local"))
+    K, network = problem.shaped(inflate(total, gamma(8 * len(problem.network.units)))), problem.network
+    return problem.norms.result(K, problem.p, problem.q, problem.scope, "local", tuple(per_layer), network.assumes)
 
 
-def _constants(problem: Problem, ball: Ball, reached: list[Reached]) -> dict[int, Tensor]:
-    """Return Lipschitz constants over the ball of x -> v, for every value that a unit may read."""
-    found, everywhere = {0: torch.ones_like(ball.r)}, value_constants(problem)
-    for part in reached[:-1]:
-        unit = part.unit
-        L = composed(unit, [found[source] for source in unit.sources], part.constant, problem, last=False)
-        L = torch.minimum(L, everywhere[unit.output])
-        if math.prod(part.block.out_shape) <= JACOBIAN_ROWS:
-            L = torch.minimum(L, _local_prefix(problem, ball, unit.output))
-        found[unit.output] = inflate(L, gamma(4))
-    return found
+def _prefixes(problem: Problem, balls: OverBalls) -> dict[int, Tensor]:
+    """Return Lipschitz constants over the balls of x -> v, for every value that a unit may read.
 
-
-def _local_prefix(problem: Problem, ball: Ball, value: int) -> Tensor:
-    prefix = Problem(problem.network.up_to(value), problem.p, problem.p, ball, norms=problem.norms)
-    return local_bound(prefix).value
-
-
-def ball_curvatures(block: Block, z: Computed, reach: Tensor) -> Tensor:
-    """Bound |phi''|, or the slopes of phi', over every value within `reach` of the true z."""
-    width = inflate(reach + z.error, gamma(4))
-    lower, upper = second_derivative_range(block.activation, next_down(z.value - width), next_up(z.value + width))
-    return torch.maximum(lower.abs(), upper.abs())
-
-
-def _term(
-    part: Reached,
-    block: Block,
-    behind: Covectors,
-    L: Tensor,
-    pushed: Pushed | None,
-    gradient: GradientBound,
-    problem: Problem,
-) -> Tensor:
-    assert part.z is not None
-    assert part.reach is not None
-    norms, p = problem.norms, problem.p
-    c = ball_curvatures(block, part.z, part.reach)
-    u, drift = activation_gradients(block, behind, problem)
-    at_point = weighted_bilinear(block.W, c, u, p, norms)
-    rows = norms.row_norms(block.W, conjugate(p))
-    spread = norms.norm(block.W, p, p) * inflate(c * rows, 0.0).flatten(1).amax(dim=1)
-    if p == 2:
-        spread = torch.minimum(spread, c.flatten(1).amax(dim=1) * norms.hadamard(block.W))
-    if math.isinf(p):
-        spread = torch.minimum(spread, inflate(c * rows.square(), gamma(4)).flatten(1).amax(dim=1))
-    first, second = at_point * L[:, None] * L[:, None], (spread * L * L)[:, None]
-    if pushed is not None:
-        with_jacobians = _with_jacobian(pushed, c.flatten(1), u.flatten(2))
-        first, second = torch.minimum(first, with_jacobians[0]), torch.minimum(second, with_jacobians[1])
-    apart = first + drift * second
-    # All at once, with each |gradient| at most its value at the centre and the drift, and at most its global bound.
-    largest = torch.minimum(inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0), gradient.entries)
-    together = weighted_bilinear(block.W, c, largest, p, norms) * L[:, None] * L[:, None]
-    if pushed is not None:
-        together = torch.minimum(together, _with_jacobian(pushed, c.flatten(1), largest.flatten(2))[0])
-    return inflate(torch.minimum(apart, together), gamma(16))
-
-
-def _with_jacobian(pushed: Pushed, c: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Bound both parts of a term with the Jacobian at the centre, :math:`\|J(x') - \hat J\| \le E`.
-
-    .. math::
-        \|\mathrm{diag}(h)^{1/2} J\|^2 \le \big(\|\mathrm{diag}(h)^{1/2} \hat J\| + \sqrt{\max h}\, E\big)^2, \qquad
-        \sup_{a,b} \|c \circ Ja \circ Jb\|_2 \le (\|\hat J\| + E) \max_l c_l (\|\hat J_l\| + E).
+    A network that ends in one value may be simpler than all of what leads there: affine maps that no other value needs
+    are one.  Jacobians know that already, and in a chain there are none.
     """
-    h = inflate(c[:, None] * u, 0.0)
-    E = pushed.drift[:, None]
-    root = pushed.squared_norms(h).sqrt() + h.amax(dim=2).sqrt() * E
-    size = pushed.weighted_norm(torch.ones_like(c)) + pushed.drift
-    spread = size * (c * (pushed.rows + E)).amax(dim=1)
-    return inflate(root.square(), gamma(16)), inflate(spread, gamma(16))[:, None]
+    found, network, p = {value: balls.prefix(value) for value in balls.prefixes}, problem.network, problem.p
+    if balls.jacobians or network.is_chain:
+        return found
+    for value in found:
+        if value > 0 and math.prod(network.nodes[value].shape) <= JACOBIAN_ROWS:
+            alone = local_bound(Problem(network.up_to(value), p, p, problem.scope, norms=problem.norms))
+            found[value] = torch.minimum(found[value], alone.value)
+    return found

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import carry_gradients, carry_point
+from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.errors import InvalidInput, UnsupportedBlock
@@ -190,12 +190,12 @@ def _dual_lower_bound(
     problem: Problem, start: Tensor, point: Tensor, row: Tensor, eta: Tensor, M: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return a lower bound on the dual function at eta, from a point near the minimiser, and f there."""
-    evaluation = evaluate_with_error(problem.network, point, problem.norms)
-    output = evaluation.output
+    points = at_points(problem, point)
+    output = points.evaluation.output
     index = torch.arange(len(point), device=point.device)
     f = output.value.flatten(1)[index, row]
     f_above = f + output.error.flatten(1)[index, row]
-    covectors = carry_gradients(problem, carry_point(problem, evaluation))
+    covectors = points.gradients
     if covectors is None:
         raise InvalidInput("CRC needs a differentiable network.")
     g, drift = covectors[0].value.flatten(2)[index, row], covectors[0].drift[index, row]

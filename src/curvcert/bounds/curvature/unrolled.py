@@ -36,12 +36,12 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
     reason_to_skip_lipsdp,
 )
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import stacked_size
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
+from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 CANDIDATES = (

@@ -17,11 +17,11 @@ from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_curva
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import stacked_size
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network import Block
 from curvcert.operators import Identity, Zero
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import gamma, inflate
 
 

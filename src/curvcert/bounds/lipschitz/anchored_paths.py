@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import Slopes
 from curvcert.network.nodes import AbstractNode, ElementwiseNode, MaxPoolNode
 from curvcert.norms import conjugate
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
+from curvcert.propagation.slopes import Slopes
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 _ELEMENTS = 2**20
@@ -40,7 +40,7 @@ _Norm = Callable[[Tensor], Tensor]
 """A norm of every matrix of a batch, (batch,), or of each of their rows, (batch, rows)."""
 
 
-def path_constants(problem: Problem, slopes: Mapping[int | None, Slopes], values: Sequence[int]) -> dict[int, Tensor]:
+def path_constants(problem: Problem, slopes: Mapping[int, Slopes], values: Sequence[int]) -> dict[int, Tensor]:
     """Return constants of x -> v for values that units end in, one per sample, the output in its final norm.
 
     `slopes` holds those of every activation by its number.  Nothing is returned where the maps would be too large, or

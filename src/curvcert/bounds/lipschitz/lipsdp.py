@@ -20,15 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.anchored import anchored_slopes
-from curvcert.bounds.lipschitz.drift import carry_ball
+from curvcert.bounds.lipschitz.analyses import at_anchor, over_balls
 from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.multipliers import QuadraticForm, best_multipliers, first_multipliers
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import Slopes
-from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
-from curvcert.network import Block
-from curvcert.network.evaluation import evaluate_with_error
+from curvcert.bounds.types import Anchor, Bound, Global, LayerTerm
 from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
 from curvcert.operators.verified import dominating_factor, inverse_form_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
@@ -155,28 +151,11 @@ def _slopes(problem: Problem, scaled: _Scaled) -> Iterator[tuple[Tensor, Tensor]
     if isinstance(scope, Global):
         yield scaled.form.alpha, scaled.form.beta
         return
-    found = _anchored(problem) if isinstance(scope, Anchor) else _over_ball(problem, scope)
+    found = at_anchor(problem).seen if isinstance(scope, Anchor) else over_balls(problem).slopes
     parts = [found[k] for level in scaled.maps.levels for k in level]
     lower = torch.cat([part.lower.flatten(1) for part in parts], dim=1) * ratio
     upper = torch.cat([part.upper.flatten(1) for part in parts], dim=1) * ratio
     yield from zip(lower, upper, strict=True)
-
-
-def _anchored(problem: Problem) -> dict[int, Slopes]:
-    evaluation = evaluate_with_error(problem.network, problem.anchor, problem.norms)
-    return {
-        unit.hidden: anchored_slopes(unit.block, evaluation.values[unit.z])
-        for unit in problem.network.units
-        if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None
-    }
-
-
-def _over_ball(problem: Problem, ball: Ball) -> dict[int, Slopes]:
-    return {
-        part.unit.hidden: part.slopes
-        for part in carry_ball(problem, ball)
-        if part.slopes is not None and part.unit.hidden is not None
-    }
 
 
 @dataclass(frozen=True, eq=False)

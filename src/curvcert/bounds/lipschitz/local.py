@@ -1,29 +1,28 @@
 r"""Lipschitz constants over a ball: both points in it, slopes from the interval that each neuron can reach.
 
-Two kinds of bounds, and the least counts: the product of the units' constants over the balls that the ball becomes on
-its way (`drift.py`), summed over what a unit reads, and the gradients at x with a bound on how far they drift, which is
-exact as r goes to 0 for a scalar, for q = inf and for p = q = 2.
+Four kinds of bounds, and the least counts: the product of the units' constants over the balls that the ball becomes on
+its way, summed over what a unit reads; the gradients at x with a bound on how far they drift
+(`propagation/analysis.py`), which is exact as r goes to 0 for a scalar, for q = inf and for p = q = 2; for scalars
+:math:`\|\nabla f(x)\|_{p^*} + K r`, K a curvature over the ball; and constants that hold everywhere.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import (
-    Covectors,
-    Reached,
-    carry_ball,
-    carry_gradients,
-    covector_size,
-)
+from curvcert.bounds.lipschitz.analyses import over_balls
+from curvcert.bounds.lipschitz.batching import in_pieces
+from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import composed
+from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
 from curvcert.bounds.types import Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
-from curvcert.operators.verified import largest_eigenvalues_upper_bound
+from curvcert.network import Block
+from curvcert.propagation.analysis import AtPoints, OverBalls
+from curvcert.propagation.hessians import total_curvature
+from curvcert.propagation.jacobians import Jacobian
 from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
 
 
@@ -31,52 +30,50 @@ def local_bound(problem: Problem) -> Bound:
     """Bound the Lipschitz constants over balls about a batch of points."""
     if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
-    reached = carry_ball(problem, problem.scope)
-    constants = constants_over_ball(problem, reached)
-    total = constants[reached[-1].unit.output]
-    per_layer = [LayerTerm(part.block.name, "prefix", constants[part.unit.output], "local") for part in reached]
-    for drifted in _drifted_bounds(problem, reached):
-        total = torch.minimum(total, drifted)
-    value = problem.shaped(inflate(total, gamma(64)))
-    return problem.norms.result(
-        value, problem.p, problem.q, problem.scope, "local", tuple(per_layer), problem.network.assumes
+    return in_pieces(_bound, problem)
+
+
+def _bound(problem: Problem) -> Bound:
+    balls = over_balls(problem)
+    last = balls.facts.last
+    total = _composed(problem, balls)
+    constants = balls.prefixes | {last.output: total}
+    per_layer = tuple(
+        LayerTerm(unit.block.name, "prefix", constants[unit.output], "local") for unit in problem.network.units
     )
+    for by_gradients in _by_gradients(problem, balls):
+        total = torch.minimum(total, by_gradients)
+    value = problem.shaped(inflate(total, gamma(64)))
+    return problem.norms.result(value, problem.p, problem.q, problem.scope, "local", per_layer, problem.network.assumes)
 
 
-def constants_over_ball(problem: Problem, reached: list[Reached]) -> dict[int, Tensor]:
-    """Return Lipschitz constants over the ball of x -> v for every value that a unit ends in; the last final."""
-    everywhere, like = value_constants(problem), reached[0].constant
-    found = {0: torch.ones(len(like), dtype=like.dtype, device=like.device)}
-    for part in reached:
-        unit, last = part.unit, part is reached[-1]
-        read = [found[source] for source in unit.sources]
-        L = composed(unit, read, part.constant, problem, last)
-        found[unit.output] = torch.minimum(L, everywhere[unit.output])
-    return found
+def _composed(problem: Problem, balls: OverBalls) -> Tensor:
+    """Return the constants by those of what the last unit reads; no more than those that hold everywhere."""
+    last, norms = balls.facts.last, problem.norms
+    growth = block_product(last.block, problem, norms, True)
+    growth = growth.expand(len(balls.radius), *growth.shape)
+    if isinstance(last.block, Block) and last.hidden is not None:
+        growth = torch.minimum(growth, sloped_growth(last.block, balls.slopes[last.hidden], problem, last=True))
+    L = composed(last, [balls.prefixes[source] for source in last.sources], growth, problem, last=True)
+    return torch.minimum(L, value_constants(problem)[last.output])
 
 
-def _drifted_bounds(problem: Problem, reached: list[Reached]) -> Iterator[Tensor]:
+def _by_gradients(problem: Problem, balls: OverBalls) -> Iterator[Tensor]:
     r"""Yield bounds from the gradients at the centre and their drift; none if a unit has no slopes.
 
     The constants :math:`L_i` of the outputs give the vector's: :math:`\|f(x) - f(y)\|_q \le \|(L_i)\|_q \|x - y\|_p`.
     """
-    each = replace(problem, scalars=True)
-    covectors = carry_gradients(each, reached)
+    covectors = balls.gradients_of()
     if covectors is None:
         return
-    rows = _constants(covectors[0], each)
+    rows = covectors[0].largest(problem.p)
     yield rows if problem.scalars else norm_upper_bound_of_vectors(rows, problem.q, 1)
+    if problem.scalars and bool((balls.radius > 0).any()) and problem.network.is_smooth:
+        at_centre = AtPoints(balls.facts, balls.evaluation).gradients
+        if at_centre is not None:
+            change = total_curvature(balls, covectors) * balls.radius[:, None]
+            yield inflate(at_centre[0].largest(problem.p) + change, gamma(4))
     if problem.p == problem.q == 2 and not problem.scalars:
-        together = carry_gradients(problem, reached)
+        together = balls.gradients_of(together=True)
         if together is not None:
-            yield inflate(_spectral(together[0].value.flatten(2)) + together[0].drift[:, 0], gamma(4))
-
-
-def _constants(gradients: Covectors, problem: Problem) -> Tensor:
-    return inflate(covector_size(gradients.value, problem) + gradients.drift, gamma(4))
-
-
-def _spectral(J: Tensor) -> Tensor:
-    """Bound the spectral norm of each of a batch of matrices with few rows."""
-    error = gamma(J.shape[2] + 2) * inflate(J.square().sum(dim=(1, 2)), gamma(J[0].numel() + 2))
-    return inflate(largest_eigenvalues_upper_bound(J @ J.mT, error).sqrt(), 0.0)
+            yield Jacobian(together[0].value.flatten(2), together[0].drift[:, 0]).norm

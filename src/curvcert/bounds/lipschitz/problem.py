@@ -11,6 +11,7 @@ from torch import Tensor
 from curvcert.bounds.types import Anchor, Ball, Global, Scope
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
+from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.norm_rule import AbstractNorms, R
@@ -33,6 +34,8 @@ class Problem:
     scalars: bool = False
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
+    evaluated: Evaluation | None = field(default=None, repr=False)
+    """The network at the points of the scope, where that is known already."""
     _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
@@ -44,9 +47,9 @@ class Problem:
             self._known[name] = compute()
         return cast(T, self._known[name])
 
-    def over(self, scope: Scope) -> "Problem":
+    def over(self, scope: Scope, evaluated: Evaluation | None = None) -> "Problem":
         """Return the same question about another scope, with all that is known of it."""
-        other = replace(self, scope=scope)
+        other = replace(self, scope=scope, evaluated=evaluated)
         object.__setattr__(other, "_known", self._known)
         return other
 
@@ -70,12 +73,28 @@ class Problem:
             return value
         return value.expand(len(self.scope.x), *value.shape)
 
+    def __post_init__(self) -> None:
+        if self.evaluated is not None and not torch.equal(self.evaluated.values[0].value, self.anchor):
+            raise InvalidInput("The evaluation of a problem is that of the points of its scope.")
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The network at the points of an anchored or local scope."""
+        if self.evaluated is not None:
+            return self.evaluated
+        return evaluate_with_error(self.network, self.anchor, self.norms)
+
     @cached_property
     def anchor(self) -> Tensor:
         """The points of an anchored or local scope, in float64."""
         if isinstance(self.scope, Global):
             raise InvalidInput("This method needs the point that it is anchored at: pass at=x.")
         return self.scope.x
+
+
+def outputs_of(pairs: Problem, network: Network) -> Problem:
+    """Return the question for every output of a network, each a scalar, given that for its pairs, once."""
+    return pairs.once("outputs", lambda: Problem(network, pairs.p, pairs.p, Global(), scalars=True, norms=pairs.norms))
 
 
 def all_pairs(network: Network, p: float) -> Problem:

@@ -128,7 +128,7 @@ def _anchored_radii(samples: Samples, index: Tensor, found: Tensor) -> None:
     for one in label[index].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
         for part in index[label[index] == one].split(_BATCH):
-            L = lipschitz_of(problem.over(Anchor(samples.x[part])), among=(_SEEN,)).value
+            L = lipschitz_of(_at_samples(problem, samples, part), among=(_SEEN,)).value
             L = torch.fmin(L, samples.L[part[:, None], others])
             found[part[:, None], others] = lipschitz_radius(samples.points.margin[part[:, None], others], L)
 
@@ -140,9 +140,15 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
         problem, others = _pairs_with(samples.question, one)
         terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
-            bound = anchored_curvature_bound(problem.over(Anchor(samples.x[part])), terms).value
+            bound = anchored_curvature_bound(_at_samples(problem, samples, part), terms).value
             K[part[:, None], others] = torch.minimum(K[part[:, None], others], bound)
     return K
+
+
+def _at_samples(problem: Problem, samples: Samples, part: Tensor) -> Problem:
+    """Return the problem of some pairs at some of the samples, which are not evaluated again."""
+    evaluation = samples.points.at.evaluation.of_samples(part).read_out(problem.network, problem.norms)
+    return problem.over(Anchor(evaluation.values[0].value), evaluation)
 
 
 def _pairs_with(question: Question, label: int) -> tuple[Problem, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from curvcert.boxes import Box
 from curvcert.certificates.methods.method import WORTHWHILE, Samples
 from curvcert.certificates.radii import decided
-from curvcert.network.evaluation import Evaluation, evaluate_with_error
+from curvcert.network.evaluation import Evaluation
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.regions import AbstractRegion, region_of
@@ -61,7 +61,7 @@ class Centres:
         known, limit = samples.known[index].amin(dim=1), samples.limit[index]
         start = torch.where((limit > 0) & limit.isfinite(), limit / 2, _FIRST)
         guess = torch.where(known > 0, known * (1 + WORTHWHILE), start)
-        evaluation = evaluate_with_error(network, x, facts.norms)
+        evaluation = points.at.evaluation.of_samples(index)
         box = None if samples.box is None else samples.box.part(index)
         farthest = samples.farthest[index]
         return Centres(facts, evaluation, x, rows, points.margin[index], known, guess, farthest, box)

@@ -6,8 +6,6 @@ from typing import final
 
 import torch
 
-from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import Global
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.line import Line, LineQuery, line_radii
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
@@ -32,7 +30,7 @@ class LineRadius(AbstractCertificateMethod):
 
     def steps(self, question: Question) -> Sequence[AbstractStep]:
         """Prepare both visits."""
-        p, network = question.p, question.network
+        p = question.p
         if p != 2:
             if question.alone:
                 raise InvalidInput(f"The line certificate needs p = 2, got p = {p:g}. Use method='auto' for the best.")
@@ -40,7 +38,7 @@ class LineRadius(AbstractCertificateMethod):
         if not (question.alone or question.constants.names[1]):
             return []  # no curvature: the constants' own note says why
         layers = shared_layers(question)
-        line = Line(Problem(network, 2, 2, Global(), scalars=True, norms=question.pairs.norms), question.deviations)
+        line = Line(question.outputs, question.deviations)
         return [_ByLine(line, None, cost=20), _ByLine(line, layers, cost=60)]
 
 
@@ -63,7 +61,7 @@ class _ByLine(AbstractStep):
         if len(index):
             limit = points.margin / points.gradient_norm.clamp(min=1e-300)
             K = question.constants.K[points.label]
-            query = LineQuery(samples.x, points.label, points.gradient, limit, K, known).part(index)
+            query = LineQuery(points.at, points.label, points.gradient, limit, K, known).part(index)
             found[index] = line_radii(self.line, query, question.epsilons, self.layers)
         if not question.alone:
             # What it does not raise it is not named for.

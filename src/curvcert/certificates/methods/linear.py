@@ -1,18 +1,18 @@
 """The linear certificate: linear relaxation over a ball, whose radius is searched for with all pairs at once."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 
+from curvcert.bounds.lipschitz.analyses import unit_facts
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
-from curvcert.network.nodes import NonlinearNode
+from curvcert.propagation.analysis import covector_numbers
 from curvcert.propagation.reach import NetworkFacts
 
 AUTO_NUMBERS = 2**21
@@ -46,8 +46,7 @@ class LinearRadius(AbstractCertificateMethod):
 
 def shared_facts(question: Question) -> NetworkFacts:
     """Return what bounds over balls need of the maps, once for all methods that use it."""
-    network, pairs = question.network, question.pairs
-    return pairs.once("balls", lambda: NetworkFacts(network, question.p, pairs.norms))
+    return unit_facts(question.outputs).maps
 
 
 def require_small(question: Question, facts: NetworkFacts, most: int) -> None:
@@ -59,13 +58,6 @@ def require_small(question: Question, facts: NetworkFacts, most: int) -> None:
     numbers = covector_numbers(facts)
     if not question.alone and numbers > most:
         raise UnsupportedModule(f"its covectors are {numbers:.2g} numbers (over {most}); ask for it by name")
-
-
-def covector_numbers(facts: NetworkFacts) -> int:
-    """Return how many numbers the rows of all layers become on their way to the input, for one sample."""
-    nodes = facts.network.nodes
-    read = {source for node in nodes if isinstance(node, NonlinearNode) for source in node.sources}
-    return sum(math.prod(nodes[value].shape) * facts.numbers_behind(value) for value in read)
 
 
 @final

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.lipschitz.problem import Problem, outputs_of
 from curvcert.boxes import Box
 from curvcert.certificates.constants import PairConstants, Tables
 from curvcert.certificates.pointwise import Pointwise
@@ -50,6 +50,11 @@ class Question:
     pairs: Problem
     alone: bool
     elsewhere: "Elsewhere"
+
+    @property
+    def outputs(self) -> Problem:
+        """The problem of all classes, each a scalar, with the same norms."""
+        return outputs_of(self.pairs, self.network)
 
 
 class Samples:

@@ -82,7 +82,7 @@ class _ByOtherNorm(AbstractStep):
         question, plan = self.question.pairs.once(f"norm {self.q:g}", lambda: self._asked(share))
         useful = any(step.needs_gradients for step in plan)
         x, label = samples.x[index], samples.points.label[index]
-        points = evaluate_points(question.network, x, label, self.q, question.pairs.norms, question.deviations, useful)
+        points = evaluate_points(question.outputs, x, label, question.deviations, useful)
         there = Samples(question, x, points, None if samples.box is None else samples.box.part(index))
         for step in plan:
             step.run(there)

@@ -14,12 +14,13 @@ from torch import Tensor
 from curvcert.activations.base import no_curvature
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
-from curvcert.certificates.methods.linear import covector_numbers, require_small, shared_facts
+from curvcert.certificates.methods.linear import require_small, shared_facts
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
+from curvcert.propagation.analysis import covector_numbers
 from curvcert.propagation.coordinates import Coordinates, coordinates
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.taylor import TaylorModels

@@ -76,4 +76,4 @@ def _query(samples: Samples, known: Tensor) -> Query:
         torch.where(L.isnan() | K.isnan(), 0.0, combined_radius(m, g, K, L)),
     ]
     everywhere = torch.stack(ways).amax(dim=0).scatter(1, points.label[:, None], torch.inf)
-    return Query(samples.x, points.label, m, g, samples.K, L, known, everywhere, samples.question.epsilons)
+    return Query(points.at, points.label, m, g, samples.K, L, known, everywhere, samples.question.epsilons)

@@ -22,15 +22,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.local import ball_curvatures
-from curvcert.bounds.lipschitz.drift import ball_slopes
-from curvcert.bounds.lipschitz.sloped import Slopes, stacked_size
 from curvcert.certificates.shell.centre import AtCentre, Jacobian
 from curvcert.certificates.shell.layers import Layer
 from curvcert.certificates.shell.norms import stepped, vector_norms
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.propagation.relaxation import Reach
+from curvcert.propagation.slopes import Slopes, curvatures_within, slopes_within, stacked_size
 from curvcert.rounding import gamma, inflate
 
 
@@ -101,7 +100,8 @@ def _step(at: AtCentre, fronts: list[_Front], t: Tensor, last: bool) -> tuple[Ov
     if not isinstance(block, Block) or at.z is None or at.slopes is None:
         return _affine_step(at, fronts, front, t)
     moved = _moved(at, block, fronts, front, t)
-    slopes, c = ball_slopes(block, at.z, moved.d), ball_curvatures(block, at.z, moved.d)
+    z = Reach(at.z, moved.d, moved.d)
+    slopes, c = slopes_within(block.activation, z), curvatures_within(block.activation, z)
     linear = stepped(c * moved.d)
     saturated = torch.minimum(_farthest(slopes, at.slopes), linear)
     growth = torch.zeros_like(t) if last else _growth(at, slopes)  # behind the last block nothing grows

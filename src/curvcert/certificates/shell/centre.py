@@ -20,22 +20,24 @@ slopes of a block, and half their range h,
 since :math:`D_k J_k - \nu_k C_k = (D_k - \mu_k) J_k + \mu_k (J_k - \nu_{k-1} C_k)`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.drift import Covectors, ball_slopes, carry_gradients, carry_point
-from curvcert.bounds.lipschitz.sloped import Slopes
 from curvcert.certificates.shell.layers import Layer, Layers
 from curvcert.certificates.shell.norms import FLOOR, STEP, congruent_eigenvalues, frobenius_norms, spectral_norms
 from curvcert.errors import UnsupportedModule
 from curvcert.network import Affine, Block
-from curvcert.network.evaluation import Computed, evaluate_with_error
+from curvcert.network.evaluation import Computed
 from curvcert.operators import AbstractLinearMap, NormBounds
-from curvcert.operators.magnitudes import image_error, rounding_length
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.operators.magnitudes import rounding_length
+from curvcert.propagation.analysis import AtPoints
+from curvcert.propagation.covectors import Covectors, activation_gradients
+from curvcert.propagation.slopes import Slopes
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
 _LEAST = 2.0**-400
 """Gradients count as at least this large."""
@@ -123,7 +125,7 @@ class AtCentre:
         return AtCentre(
             self.layer,
             z.of_samples(index),
-            Slopes(slopes.lower[index], slopes.upper[index]),
+            slopes.of_samples(index),
             self.sizes[index],
             self.sloped[index],
             None if self.growth is None else self.growth[index],
@@ -139,31 +141,32 @@ class AtCentre:
         return replace(self, sizes=self.sizes.gather(1, places))
 
 
-def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list[AtCentre]:
-    """Evaluate everything at a batch, for the pairs f_i - f_label with i in `others`, (batch, pairs)."""
-    problem = layers.problem
-    evaluation = evaluate_with_error(layers.network, x, problem.norms)
-    covectors = carry_gradients(problem, carry_point(problem, evaluation))
-    if covectors is None:
-        raise UnsupportedModule("The local certificate needs a derivative of every block.")
+def pair_gradients(at: AtPoints, label: Tensor, others: Tensor) -> dict[int, Covectors]:
+    """Return the gradients of f_i - f_label with i in `others`, (batch, pairs), at the values that units give."""
+    if at.gradients is None:
+        raise UnsupportedModule("The shell certificate needs a derivative of every block.")
+    values = [unit.output for unit in at.facts.network.units if unit.z is not None]
+    return {value: at.gradients[value].differences(label, others) for value in values}
+
+
+def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors]) -> list[AtCentre]:
+    """Return what holds at a batch, for the pairs with these gradients at the values that units give."""
     found, pushes = [], _Push.start(layers)
-    front = _Front.start(x)
+    front = _Front.start(at.evaluation.values[0].value)
     # Behind the convolutions of a trained 6C2F, signs make the norms of weighted Jacobians about half as large; the
     # radii of three dense networks hardly changed (at most 0.04%), at a third more time.
-    kept = others.shape[1] == 1 and layers.jacobians_from != 0
+    kept = all(each.drift.shape[1] == 1 for each in gradients.values()) and layers.jacobians_from != 0
     for k, layer in enumerate(layers.layers):
         unit, last = layer.unit, k == len(layers.layers) - 1
-        z = None if unit.z is None else evaluation.values[unit.z]
         # Jacobians are formed from some unit on, and all that later ones read is formed as well.
         push = _Push.stacked([pushes[source] for source in unit.sources]) if unit.sources[0] in pushes else None
-        if isinstance(layer.block, Affine) or z is None:
+        if isinstance(layer.block, Affine) or unit.z is None or unit.hidden is None:
             found.append(AtCentre(layer))
             if push is not None and not last:
                 pushes[unit.output] = push.image(layer.block.H)
             continue
-        flat = Computed(z.value.flatten(1), z.error.flatten(1), z.error_norm)
-        slopes = ball_slopes(layer.block, flat, torch.zeros_like(flat.value))
-        sizes = _sizes(layer, covectors[unit.output], label, others)
+        flat, slopes = at.evaluation.values[unit.z].flat, at.slopes[unit.hidden].flat
+        sizes = _sizes(layer, layer.block, gradients[unit.output])
         if k == layers.jacobians_from and push is None:
             push = front.push(layers)
         # Beside its Jacobian the growth of a first layer hardly counts, nor that of the last: the cheap norm will do.
@@ -182,20 +185,11 @@ def at_centres(layers: Layers, x: Tensor, label: Tensor, others: Tensor) -> list
     return found
 
 
-def _sizes(layer: Layer, behind: Covectors, label: Tensor, others: Tensor) -> Tensor:
-    """Bound |G' (g_i - g_y)|, entry by entry."""
-    block = layer.block
-    assert isinstance(block, Block)
-    value, shape = behind.value.flatten(2), behind.value.shape[2:]
-    index = others[:, :, None].expand(-1, -1, value.shape[2])
-    own = value.gather(1, label[:, None, None].expand(-1, 1, value.shape[2]))
-    difference = value.gather(1, index) - own
-    drift = behind.drift.gather(1, others) + behind.drift.gather(1, label[:, None])
-    drift = drift + 2 * UNIT_ROUNDOFF * norm_upper_bound_of_vectors(difference, 1, 2)
-    shaped = difference.reshape(*difference.shape[:2], *shape)
-    size = block.G.adjoint(shaped).abs() + image_error(block.G.T, shaped)
+def _sizes(layer: Layer, block: Block, behind: Covectors) -> Tensor:
+    """Bound |G' g|, entry by entry."""
+    size, drift = activation_gradients(block, behind, layer.p, layer.norms)
     # Squares of what is larger than that do not underflow.
-    return inflate(size.flatten(2) + (layer.G * drift)[:, :, None], gamma(16)).clamp(min=_LEAST)
+    return inflate(size.flatten(2) + drift[:, :, None], gamma(16)).clamp(min=_LEAST)
 
 
 def _sloped_norms(layer: Layer, slopes: Slopes) -> Tensor:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import block_lipschitz
 from curvcert.bounds.lipschitz.liplt import value_constants
-from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sloped import stacked_size
+from curvcert.bounds.lipschitz.problem import Problem, outputs_of
 from curvcert.certificates.shell.norms import congruent_eigenvalues, frobenius_norms
 from curvcert.errors import UnsupportedModule
 from curvcert.network import AbstractBlock, Affine, Block, Network
@@ -35,6 +34,7 @@ from curvcert.operators.magnitudes import (
 )
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
+from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import gamma, inflate
 
 JACOBIAN_ELEMENTS = 2**20
@@ -242,7 +242,7 @@ def layers_of(pairs: Problem, network: Network) -> Layers:
         UnsupportedActivation: at an activation with a kink.
     """
     network.require_smooth()
-    problem = Problem(network, pairs.p, pairs.p, pairs.scope, scalars=True, norms=pairs.norms)
+    problem = outputs_of(pairs, network)
     start = _jacobians_from(network) if pairs.p == 2 else None
     return Layers(problem, pairs, start if start is None or _product_of_norms(problem, start) < _LARGEST else None)
 

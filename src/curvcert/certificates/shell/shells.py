@@ -12,12 +12,13 @@ from torch import Tensor
 
 from curvcert.certificates.radii import decided
 from curvcert.certificates.shell.ball import over_balls
-from curvcert.certificates.shell.centre import AtCentre, at_centres
+from curvcert.certificates.shell.centre import AtCentre, at_centres, pair_gradients
 from curvcert.certificates.shell.gradient_change import gradient_change
 from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 from curvcert.certificates.shell.layers import Layers
 from curvcert.memory import spare_elements
 from curvcert.network import Block
+from curvcert.propagation.analysis import AtPoints
 from curvcert.rounding import gamma, inflate
 
 SHELLS = (8, 16)
@@ -37,12 +38,12 @@ _CHUNK_ELEMENTS = 2**24
 class Query:
     """Samples and classes to certify, with what is known: margins, gradient norms, constants and radii so far.
 
-    `x` and `label` are the samples; the others are (batch, classes), with anything at the label itself.  `known` are
+    `at` and `label` are the samples; the others are (batch, classes), with anything at the label itself.  `known` are
     the best radii, `everywhere` those by global constants: they alone set the grid, so that a smaller K can only
     help.  Where radii are to be decided, `epsilons`, it is asked which of them are reached and no more.
     """
 
-    x: Tensor
+    at: AtPoints
     label: Tensor
     m: Tensor
     g: Tensor
@@ -59,8 +60,8 @@ class Query:
 
     def part(self, index: Tensor) -> "Query":
         """Return the query about some of the samples."""
-        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "epsilons"}
-        return replace(self, **tensors)
+        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("at", "epsilons")}
+        return replace(self, at=self.at.of_samples(index), **tensors)
 
 
 def shell_radii(layers: Layers, query: Query) -> Tensor:
@@ -70,14 +71,10 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
     that end, which is no less than the sample's own radius.
     """
     # On an accelerator size pays.
-    size = max(1, spare_elements(query.x.device, _CHUNK_ELEMENTS) // numbers_of_sample(layers))
-    pieces = torch.arange(len(query.x), device=query.x.device).split(size)
+    device = query.label.device
+    size = max(1, spare_elements(device, _CHUNK_ELEMENTS) // numbers_of_sample(layers))
+    pieces = torch.arange(len(query.label), device=device).split(size)
     return torch.cat([_radii(layers, query.part(index)) for index in pieces])
-
-
-def pair_centres(layers: Layers, x: Tensor, label: Tensor, other: Tensor) -> list[AtCentre]:
-    """Evaluate everything at x for one pair a point, f_other - f_label: what `gradient_growth` starts from."""
-    return at_centres(layers, x, label, other[:, None])
 
 
 def gradient_growth(layers: Layers, centres: list[AtCentre], t: Tensor) -> Tensor:
@@ -107,7 +104,7 @@ def _numbers_of_jacobians(layers: Layers) -> int:
 def _radii(layers: Layers, query: Query) -> Tensor:
     farthest, others = _grid_end(query)
     pairs = Pairs(query.m, query.g, query.K, query.L).chosen(others)
-    centres = at_centres(layers, query.x, query.label, others)
+    centres = at_centres(layers, query.at, pair_gradients(query.at, query.label, others))
     inputs = math.prod(layers.network.in_shape)
     spent, end = _walk(centres, pairs, farthest, SHELLS[0], inputs)
     radius, known = spent.radius, query.known.gather(1, others)

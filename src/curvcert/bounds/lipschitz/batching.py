@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import torch
 
-from curvcert.bounds.curvature.jacobians import can_push
+from curvcert.bounds.lipschitz.analyses import unit_facts
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
 from curvcert.memory import spare_elements
 from curvcert.network import Block
+from curvcert.propagation.analysis import JACOBIAN_ROWS
 
 _ELEMENTS = 2**24
 """Numbers that the widest intermediate result of a piece may hold; more on an accelerator, as its memory allows."""
 
 _COPIES = 16
 """Intermediate results held at a time."""
-
-JACOBIAN_ROWS = 256
-"""Prefixes of at most this width get their Jacobians formed; wider ones use products of constants."""
 
 
 def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
@@ -48,24 +46,21 @@ def elements_per_sample(problem: Problem) -> int:
     rows = [n for n in states[:-1] if n <= JACOBIAN_ROWS]
     inputs = math.prod(problem.network.in_shape)
     widest = max(inputs, *hidden, *states)
-    formed = inputs if can_push(problem) else 1
+    formed = inputs if unit_facts(problem).jacobians_fit else 1
     return widest * max(problem.network.outputs, formed, *rows, 1)
 
 
 def _split(problem: Problem, size: int) -> list[Problem]:
-    scope = problem.scope
+    scope, known = problem.scope, problem.evaluated
     assert isinstance(scope, Anchor | Ball)
     if len(scope.x) <= size:
         return [problem]
-    parts = range(0, len(scope.x), size)
-    return [
-        problem.over(
-            Anchor(scope.x[i : i + size])
-            if isinstance(scope, Anchor)
-            else Ball(scope.x[i : i + size], scope.r[i : i + size])
-        )
-        for i in parts
-    ]
+    pieces = []
+    for part in torch.arange(len(scope.x), device=scope.x.device).split(size):
+        x = scope.x[part]
+        evaluated = None if known is None else known.of_samples(part)
+        pieces.append(problem.over(Anchor(x) if isinstance(scope, Anchor) else Ball(x, scope.r[part]), evaluated))
+    return pieces
 
 
 def _joined(terms: tuple[LayerTerm, ...]) -> LayerTerm:
