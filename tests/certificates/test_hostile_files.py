@@ -124,7 +124,9 @@ def test_every_number_of_a_certificate_counts(tmp_path) -> None:
             path = write_tensor_file(tmp_path / "forged.safetensors", KIND, VERSION, header, forgery)
             if _holds(path, files):
                 lost = name == "curvature_wins" and not forgery[name].reshape(-1)[k]
-                assert name == "search_radius" or lost or weaker.get(name) == direction, (name, k, direction)
+                # No radius rests on a box that witnesses alone keep to.
+                told = name in ("search_radius", "box")
+                assert told or lost or weaker.get(name) == direction, (name, k, direction)
             else:
                 refused += 1
     assert refused > 60

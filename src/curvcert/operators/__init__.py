@@ -13,24 +13,33 @@ from curvcert.operators.base import (
     compose,
     scale,
 )
+from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.gram import gram_norm_upper_bound
 from curvcert.operators.norm_bounds import NormBounds, norm_upper_bound
+from curvcert.operators.permutation import Flip, Permutation
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
+from curvcert.operators.segments import Segment
+from curvcert.operators.slices import Slice
 from curvcert.operators.structured import AveragePool2d, Diagonal, batch_norm_in_eval
 
 __all__ = [
     "AbstractLinearMap",
     "AveragePool2d",
+    "Circuit",
     "Composition",
     "Conv2d",
     "Dense",
     "Diagonal",
+    "Flip",
     "Identity",
     "NormBounds",
+    "Permutation",
     "Reshape",
     "Scaled",
+    "Segment",
+    "Slice",
     "Sum",
     "Transposed",
     "Zero",

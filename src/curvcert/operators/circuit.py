@@ -10,6 +10,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
 
 V = TypeVar("V")
 
@@ -83,3 +84,15 @@ class Circuit(AbstractLinearMap):
     def over(self, change: Callable[[AbstractLinearMap], AbstractLinearMap]) -> "Circuit":
         """Return the circuit with every map changed."""
         return Circuit(tuple(tuple((source, change(op)) for source, op in step) for step in self.steps))
+
+
+@description.register
+def _(op: Circuit, weights: Weights) -> Description:
+    steps = [[{"source": source, "map": description(part, weights)} for source, part in step] for step in op.steps]
+    return {"map": "circuit", "steps": steps}
+
+
+@reads("circuit")
+def _read(entry: Description, reading: Reading) -> Circuit:
+    steps = (tuple((shape([part["source"]])[0], reading.map(part["map"])) for part in step) for step in entry["steps"])
+    return Circuit(tuple(steps))

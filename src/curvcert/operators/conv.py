@@ -11,6 +11,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape, require_weight
+from curvcert.operators.description import Description, Reading, Weights, description, pair, reads, shape, stored
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -192,3 +193,35 @@ def ungrouped_kernel(conv: Conv2d) -> Tensor:
         rows = slice(g * size, (g + 1) * size)
         kernel[rows, g * per_group : (g + 1) * per_group] = conv.weight[rows]
     return kernel
+
+
+@description.register
+def _(op: Conv2d, weights: Weights) -> Description:
+    return {
+        "map": "conv",
+        "weight": stored(op.weight, weights),
+        "image_shape": list(op.image_shape),
+        "stride": list(op.stride),
+        "padding": [list(side) for side in op.padding],
+        "dilation": list(op.dilation),
+        "groups": op.groups,
+        "padding_mode": op.padding_mode,
+    }
+
+
+@reads("conv")
+def _read(entry: Description, reading: Reading) -> Conv2d:
+    above, beside = map(pair, entry["padding"])
+    conv = Conv2d(
+        reading.weight(entry["weight"]),
+        shape(entry["image_shape"]),
+        pair(entry["stride"]),
+        (above, beside),
+        pair(entry["dilation"]),
+        int(entry["groups"]),
+        entry["padding_mode"],
+    )
+    # Padding is written out, and every output takes one multiplication for each of the kernel's taps.
+    padded = (n + sum(side) for n, side in zip(conv.in_shape[1:], conv.padding, strict=True))
+    reading.take(conv.in_shape[0] * math.prod(padded), conv.out_size * math.prod(conv.weight.shape[1:]))
+    return conv

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from curvcert.operators.base import AbstractLinearMap, Shape, require_weight
+from curvcert.operators.description import Description, Reading, Weights, description, reads, stored
 
 
 @final
@@ -47,3 +48,15 @@ class Dense(AbstractLinearMap):
 
     def _matrix(self) -> Tensor:
         return self.weight
+
+
+@description.register
+def _(op: Dense, weights: Weights) -> Description:
+    return {"map": "dense", "weight": stored(op.weight, weights)}
+
+
+@reads("dense")
+def _read(entry: Description, reading: Reading) -> Dense:
+    weight = reading.weight(entry["weight"])
+    reading.take(0, weight.numel())
+    return Dense(weight)

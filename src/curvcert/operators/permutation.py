@@ -9,6 +9,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 from curvcert.operators.rows import row_norms_upper_bound
@@ -111,3 +112,23 @@ def _(op: AbstractLinearMap, r: float) -> Tensor:
 @spectral_norm_upper_bound.register(Permutation | Flip)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
+
+
+@description.register
+def _(op: Permutation, weights: Weights) -> Description:
+    return {"map": "permutation", "in_shape": list(op.in_shape), "axes": list(op.axes)}
+
+
+@reads("permutation")
+def _permutation(entry: Description, reading: Reading) -> Permutation:
+    return Permutation(shape(entry["in_shape"]), shape(entry["axes"]))
+
+
+@description.register
+def _(op: Flip, weights: Weights) -> Description:
+    return {"map": "flip", "shape": list(op.shape), "axes": list(op.axes)}
+
+
+@reads("flip")
+def _flip(entry: Description, reading: Reading) -> Flip:
+    return Flip(shape(entry["shape"]), shape(entry["axes"]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 
@@ -97,3 +98,14 @@ def on_top_of_each_other(maps: Sequence[AbstractLinearMap]) -> AbstractLinearMap
             [3.]])
     """
     return maps[0] if len(maps) == 1 else side_by_side([op.T for op in maps]).T
+
+
+@description.register
+def _(op: Segment, weights: Weights) -> Description:
+    return {"map": "segment", "total": op.total, "start": op.start, "shape": list(op.part)}
+
+
+@reads("segment")
+def _read(entry: Description, reading: Reading) -> Segment:
+    total, start = shape([entry["total"], entry["start"]])
+    return Segment(total, start, shape(entry["shape"]))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 
@@ -91,3 +92,15 @@ def _(op: Slice) -> int:
 @spectral_norm_upper_bound.register
 def _(op: Slice, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
+
+
+@description.register
+def _(op: Slice, weights: Weights) -> Description:
+    sizes = {name: list(getattr(op, name)) for name in ("starts", "steps")}
+    return {"map": "slice", "in_shape": list(op.source), "out_shape": list(op.target), **sizes}
+
+
+@reads("slice")
+def _read(entry: Description, reading: Reading) -> Slice:
+    source, starts, steps, target = (shape(entry[name]) for name in ("in_shape", "starts", "steps", "out_shape"))
+    return Slice(source, starts, steps, target)

@@ -1,5 +1,6 @@
 """Maps with few parameters or none: diagonal, batch normalisation in eval mode, average pooling."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -12,6 +13,7 @@ from torch import Tensor
 from curvcert.errors import InvalidInput
 from curvcert.operators.base import AbstractLinearMap, Shape
 from curvcert.operators.conv import Conv2d, Pair
+from curvcert.operators.description import Description, Reading, Weights, description, pair, reads, shape, stored
 
 
 @final
@@ -129,3 +131,29 @@ class AveragePool2d(AbstractLinearMap):
 
     def _matrix(self) -> Tensor:
         return self.as_conv._matrix()
+
+
+@description.register
+def _(op: Diagonal, weights: Weights) -> Description:
+    return {"map": "diagonal", "weight": stored(op.weight, weights), "shape": list(op.shape)}
+
+
+@reads("diagonal")
+def _diagonal(entry: Description, reading: Reading) -> Diagonal:
+    return Diagonal(reading.weight(entry["weight"]), shape(entry["shape"]))
+
+
+@description.register
+def _(op: AveragePool2d, weights: Weights) -> Description:
+    sizes = {name: list(getattr(op, name)) for name in ("image_shape", "kernel_size", "stride", "padding")}
+    return {"map": "average_pool", **sizes}
+
+
+@reads("average_pool")
+def _average_pool(entry: Description, reading: Reading) -> AveragePool2d:
+    image, kernel = shape(entry["image_shape"]), pair(entry["kernel_size"])
+    # Its shape is that of a convolution by a kernel of equal weights, which is formed for it.
+    reading.take(image[0] * math.prod(kernel))
+    pool = AveragePool2d(image, kernel, pair(entry["stride"]), pair(entry["padding"]))
+    reading.take(0, pool.out_size * math.prod(kernel))
+    return pool
