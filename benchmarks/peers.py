@@ -94,7 +94,8 @@ class Crown:
             ball = self._lirpa.PerturbationLpNorm(norm=p, eps=radius)
         bounded = (self._lirpa.BoundedTensor(x, ball),)
         lower, _ = self._bounded.compute_bounds(x=bounded, C=self._rows[part], method="CROWN", bound_upper=False)
-        return (lower > 0).all(dim=1)
+        proven: Tensor = (lower > 0).all(dim=1)
+        return proven
 
 
 def crown_of(model: nn.Module, x: Tensor, y: Tensor) -> Crown | str:
