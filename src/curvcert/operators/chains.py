@@ -28,7 +28,7 @@ NormFunction = Callable[[AbstractLinearMap], Tensor]
 _CHUNK_ELEMENTS = 2**25
 
 
-MATRIX_ELEMENTS = 2**24
+MATRIX_ELEMENTS = 2**25
 """The largest matrix of a product that is held, so that a longer product goes on from it."""
 
 

@@ -10,7 +10,7 @@ Glossary:
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -24,6 +24,10 @@ from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
 
 Span = tuple[int, int]
 """The least and the largest offset that a path map reads along an axis, in positions of its start."""
+
+
+_WORTH_COMPRESSING = 1.5
+"""Columns for each row from which on a path map is replaced by a square one."""
 
 
 @final
@@ -69,6 +73,9 @@ class Frequencies:
             if k in ends:
                 norms[k] = self._norm(states[k], start, k)
             states = {number: state for number, state in states.items() if self._last_reader.get(number, -1) > k}
+            if len(states) == 1:  # whatever comes later leads through it
+                ((number, state),) = states.items()
+                states = {number: _compressed(state)}
         return norms
 
     def _identity(self, channels: int) -> _State:
@@ -154,6 +161,27 @@ class Frequencies:
         return torch.complex(angle.cos(), angle.sin())
 
 
+def _compressed(state: _State) -> _State:
+    r"""Return a state with no more columns than rows that is as long as P, in front of whatever comes later.
+
+    With L the computed factor of :math:`PP^* + \varepsilon I`, :math:`LL^* \succeq PP^*` and so
+    :math:`\|QP\| \le \|QL\|` for every Q.  For r rows and c columns :math:`\varepsilon = 90 u (r + c) \|P\|_F^2` covers
+    the roundings :math:`\gamma_{4(c+4)} \|P\|_F^2` of the product and
+    :math:`\gamma_{4(r+4)} / (1 - \gamma) \operatorname{tr}(PP^* + \varepsilon I)` of the factorisation.
+    """
+    flat = state.matrices.flatten(6)
+    rows, columns = flat.shape[-2:]
+    if state.identity or columns < _WORTH_COMPRESSING * rows:
+        return state
+    gram = flat @ flat.mH
+    trace = torch.view_as_real(flat).square().sum(dim=(-3, -2, -1))
+    gram.diagonal(dim1=-2, dim2=-1).add_(((rows + columns) * (90 * UNIT_ROUNDOFF * trace + 4 * TINY))[..., None])
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if bool((info != 0).any()) or not bool(torch.view_as_real(factor).isfinite().all()):
+        return state
+    return replace(state, matrices=factor.unflatten(-1, (1, 1, rows)))
+
+
 def _sum(states: Sequence[_State]) -> _State:
     if len(states) == 1:
         return states[0]
@@ -211,8 +239,8 @@ def _joined(matrices: Tensor, stride: Pair) -> Tensor:
 
 def _frobenius(matrices: Tensor) -> Tensor:
     """Bound the largest Frobenius norm of a batch."""
-    squares = (matrices.real.square() + matrices.imag.square()).sum(dim=(-5, -4, -3, -2, -1)).amax()
-    return inflate(squares + TINY, gamma(matrices.shape[-5:].numel() + 8)).sqrt() * (1 + 4 * UNIT_ROUNDOFF)
+    squares = torch.view_as_real(matrices).square().sum(dim=(-6, -5, -4, -3, -2, -1)).amax()
+    return inflate(squares + TINY, gamma(2 * matrices.shape[-5:].numel() + 8)).sqrt() * (1 + 4 * UNIT_ROUNDOFF)
 
 
 def _quartic_norm(symbol: Tensor, stencil: Stencil) -> Tensor:

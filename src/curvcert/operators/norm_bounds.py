@@ -31,6 +31,7 @@ from curvcert.operators.base import (
 from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
+from curvcert.operators.images import GRAM_SIZE as IMAGE_GRAM_SIZE
 from curvcert.operators.images import large_norm_upper_bound
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
@@ -83,11 +84,17 @@ class NormBounds(AbstractNorms[Bound]):
     True
     """
 
-    def __init__(self, memory_budget: int = MEMORY_BUDGET) -> None:
-        """Start with an empty memory and a budget in bytes."""
+    def __init__(
+        self, memory_budget: int = MEMORY_BUDGET, gram_size: int = IMAGE_GRAM_SIZE, beside: "NormBounds | None" = None
+    ) -> None:
+        """Start with an empty memory and a budget in bytes.
+
+        Maps between images take Gram matrices up to `gram_size` where a torus is less exact.  What `beside` knows by
+        then is not computed again.
+        """
         if memory_budget < 2**20:
             raise InvalidInput(f"memory_budget is a number of bytes, at least 2**20, got {memory_budget}.")
-        self.memory_budget = memory_budget
+        self.memory_budget, self._gram_size, self._beside = memory_budget, gram_size, beside
         self._known: dict[tuple[Hashable, float, float], tuple[AbstractLinearMap, Bound]] = {}
         self._hadamards: dict[Hashable, tuple[AbstractLinearMap, Tensor]] = {}
         self._absolutes: dict[tuple[Hashable, float], tuple[AbstractLinearMap, Tensor]] = {}
@@ -102,6 +109,8 @@ class NormBounds(AbstractNorms[Bound]):
         p = validate_p(p)
         q = p if q is None else validate_p(q, "q")
         key = (structure(op), p, q)
+        if self._beside is not None and key in self._beside._known:
+            return self._beside._known[key][1]
         if key not in self._known:
             self._require_usable(op)
             # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
@@ -270,7 +279,7 @@ class NormBounds(AbstractNorms[Bound]):
                 inner = self.bound(op.map, conjugate(q), conjugate(p))
                 return inner.value, inner.method
             case _ if p == 2 and q == 2:
-                return large_norm_upper_bound(op) or spectral_norm_upper_bound(op, self)
+                return large_norm_upper_bound(op, self._gram_size) or spectral_norm_upper_bound(op, self)
             case _ if p == 1:
                 return column_norms_upper_bound(op, q).amax(), "largest column"
             case _ if math.isinf(q):
@@ -353,6 +362,11 @@ def _(op: Composition, norms: NormBounds) -> Measured:
     if len(factors) < len(op.factors):
         known = norms.bound(_product(factors))
         return known.value, known.method
+    pool = factors[-1]
+    if isinstance(pool, AveragePool2d) and not overlaps(pool.as_conv):
+        # Its rows are orthogonal and of one length, so it maps the ball onto a ball.
+        known = norms.bound(_product(factors[:-1]))
+        return inflate(known.value * math.prod(pool.kernel_size) ** -0.5, gamma(8)), known.method
     attained = _attained_product(op, norms)
     if attained is not None:
         return attained, "product of norms, attained"

@@ -97,14 +97,18 @@ class Planes:
             case Scaled():
                 return self._sum([Use(self.image(op.map, source), factor=op.factor)])
             case Sum():
-                return self._sum([Use(self.image(term, source)) for term in op.terms])
+                return self.total([self.image(term, source) for term in op.terms])
             case Circuit():
-                return op.carried(source, self.image, lambda images: self._sum([Use(image) for image in images]))
+                return op.carried(source, self.image, self.total)
             case _:
                 stencil = stencil_of(op)
                 if stencil is None:
                     raise Unplanar
                 return self.add(Value(op.out_shape, (Use(source, stencil),)))
+
+    def total(self, images: Sequence[int]) -> int:
+        """Append the sum of some values and return its number."""
+        return images[0] if len(images) == 1 else self._sum([Use(image) for image in images])
 
     def _sum(self, uses: list[Use]) -> int:
         return self.add(Value(self.values[uses[0].source].shape, tuple(uses)))

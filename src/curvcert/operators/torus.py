@@ -35,7 +35,7 @@ from curvcert.operators.planes import (
 )
 from curvcert.rounding import gamma, inflate
 
-_CHUNK_BYTES = 2**28
+_CHUNK_BYTES = 2**29
 """Frequencies are taken in pieces whose matrices fill about this much."""
 
 _CANDIDATES = ((20, 3), (40, 2))
@@ -72,8 +72,23 @@ def torus_norm_upper_bound(op: AbstractLinearMap) -> tuple[Tensor, int]:
     return found.of[last], found.crops
 
 
+def crops_of(op: AbstractLinearMap) -> int:
+    """Count the crops that a map between images takes on its shortest torus.
+
+    Raises:
+        Unplanar: the map has a part that is no stencil.
+    """
+    values = planes_of(op)
+    folded, _ = with_scales_folded(values, (len(values) - 1,))
+    strides = total_strides(folded)
+    cropped, _ = with_crops(folded, strides, shortest_circles(folded, strides))
+    return len(cropped) - len(folded)
+
+
 def growth_on_torus(values: Sequence[Value], targets: Collection[int]) -> Growth:
     """Bound how far each target moves; every candidate torus bounds all of them, and each takes its least.
+
+    With slopes only the shortest torus is tried: others gain less than 1% there, and take as long.
 
     Raises:
         Unplanar: the strides of two terms of a sum differ.
@@ -83,7 +98,8 @@ def growth_on_torus(values: Sequence[Value], targets: Collection[int]) -> Growth
     shortest = shortest_circles(folded, strides)
     found: list[dict[int, Tensor]] = []
     grid = _coarse_grid(folded, strides, shortest)
-    count = next((count for length, count in _CANDIDATES if max(shortest.length) <= length), 1)
+    bent = any(value.slopes is not None for value in values)
+    count = 1 if bent else next((count for length, count in _CANDIDATES if max(shortest.length) <= length), 1)
     for extra in range(count):
         circles = shortest.longer(extra)
         cropped, number = with_crops(folded, strides, circles)
@@ -132,6 +148,10 @@ def _growth(values: Sequence[Value], grid: Circles, targets: Collection[int], ci
                 norms[end, start] = norms[end, start].maximum(norm) if (end, start) in norms else norm
     growth = {0: torch.ones((), dtype=torch.float64, device=rows.device)}
     for end in wanted:
+        if end in bent:  # activations of activations
+            slopes, source = bent[end], values[end].uses[0].source
+            growth[end] = inflate((abs(slopes.mu) + slopes.rho) * growth[source], gamma(4))
+            continue
         terms = [norms[end, 0]] if (end, 0) in norms else []
         terms += [
             slopes.rho * norms[end, start] * growth[values[start].uses[0].source]
@@ -148,12 +168,22 @@ def _row_pieces(values: Sequence[Value], circles: Circles) -> tuple[Tensor, ...]
 
     The kernels are real: what is not in this half is the complex conjugate of what is.
     """
-    kernels = [use.stencil.kernel for value in values for use in value.uses if use.stencil is not None]
-    device = kernels[0].device if kernels else None
-    rows = torch.arange(circles.length[0] // circles.period[0] // 2 + 1, device=device)
+    strides = total_strides(values)
+    # The numbers of every symbol, and of the path maps from one start, at one row of joined frequencies.
+    numbers = [
+        _frequencies_per_row(circles, strides[use.source]) * use.stencil.kernel[..., 0, 0].numel()
+        for value in values
+        for use in value.uses
+        if use.stencil is not None
+    ]
     widest = max(value.shape[0] for value in values)
-    starts = max(value.shape[0] for value in values if not value.uses or value.slopes is not None)
-    numbers = sum(kernel[..., 0, 0].numel() for kernel in kernels) + 4 * widest * starts
-    at_once = max(1, _CHUNK_BYTES // (16 * circles.period[0] * circles.length[1] * numbers))
+    paths = [4 * _frequencies_per_row(circles, strides[k]) * value.shape[0] * widest for k, value in enumerate(values)]
+    kernels = [use.stencil.kernel for value in values for use in value.uses if use.stencil is not None]
+    rows = torch.arange(circles.length[0] // circles.period[0] // 2 + 1, device=kernels[0].device if kernels else None)
+    at_once = max(1, _CHUNK_BYTES // (16 * (sum(numbers) + max(paths))))
     pieces: tuple[Tensor, ...] = rows.split(at_once)
     return pieces
+
+
+def _frequencies_per_row(circles: Circles, stride: Pair) -> int:
+    return circles.period[0] * circles.length[1] // (stride[0] * stride[1])

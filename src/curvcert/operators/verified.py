@@ -43,6 +43,9 @@ _STEPS_UP = tuple(1e-12 * 8.0**k for k in range(13))
 _SINGLE_STEP = 1e-5
 """The same for guesses in single precision, of the largest in size."""
 
+_GRAM_ROWS = 256
+"""Rows of a Gram matrix that are computed at once, up to its diagonal."""
+
 _TIGHT = 1e-10
 """A guess counts as long as a bound is verified within this of it, relatively."""
 
@@ -168,8 +171,21 @@ def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -
     scaled = wide / scale
     m = scaled.shape[-1]
     frobenius = inflate(scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1))
-    squared = largest_eigenvalue_upper_bound(scaled @ scaled.mT, error=gamma(m) * frobenius + m * TINY)
+    squared = largest_eigenvalue_upper_bound(_gram(scaled), error=gamma(m) * frobenius + m * TINY)
     return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
+
+
+def _gram(wide: Tensor) -> Tensor:
+    """Return W W', each inner product once."""
+    n = wide.shape[-2]
+    if n < 2 * _GRAM_ROWS or wide.dim() > 2 or wide.device.type != "cpu":
+        return wide @ wide.mT
+    gram = wide.new_empty(n, n)
+    for start in range(0, n, _GRAM_ROWS):
+        stop = min(start + _GRAM_ROWS, n)
+        gram[start:, start:stop] = wide[start:] @ wide[start:stop].mT
+        gram[start:stop, stop:] = gram[stop:, start:stop].mT
+    return gram
 
 
 def dominating_factor(matrix: Float64[Tensor, "n n"], error: float | Tensor = 0.0) -> Float64[Tensor, "n n"]:

@@ -18,6 +18,9 @@ those of the values that it reads, is taken if it is less.  In networks with ski
 constants that no sum of norms can match, the sum over paths is first estimated from below by power iteration, and its
 norms are not bounded where that is already too much.
 
+In l2 networks of large images are bounded on one torus for all of them (`on_torus.py`).  The sum over paths is then
+only taken where their norms are cheap and nearly exact, as for dense layers behind images, and for small ones.
+
 Reference: Fazlyab et al. (NeurIPS 2023); Entesari et al. (ICML 2024), equation `eq:lipLtRecursive`.
 """
 
@@ -29,12 +32,14 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.block_constants import block_product, max_pool_constant
+from curvcert.bounds.lipschitz.on_torus import image_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
 from curvcert.network.rewriting.chain import block_at
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.operators import AbstractLinearMap, NormBounds, Zero
+from curvcert.operators.images import EXPLICIT_SIZE, is_nearly_exact
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.path_maps import PathMaps, rest_slope
@@ -62,8 +67,15 @@ class Growth:
 
         Without `paths` it is what the nodes give one by one.
         """
-        self._problem, self._norms, self._look_back = problem, norms, paths
+        self._problem, self._look_back = problem, paths
         self._nodes = problem.network.nodes
+        self._images: dict[int, Tensor] = {}
+        self._norms: AbstractNorms[R] | NormBounds = norms
+        if problem.p == 2 and isinstance(norms, NormBounds):
+            self._images = problem.once("images", lambda: image_constants(self._nodes))
+            if self._images:
+                # Gram matrices of these maps would take longer than all the rest.
+                self._norms = problem.once("quick norms", lambda: _quick(norms))
         self._paths = PathMaps(self._nodes)
         self._levels = levels_of(self._nodes)
         self._values: dict[int, Tensor] = {}
@@ -103,6 +115,10 @@ class Growth:
         self._prepare(value)
         node = self._nodes[value]
         layerwise = self._layerwise(value, outer, last)
+        if self._look_back and value in self._images and not last:
+            layerwise = torch.minimum(layerwise, self._images[value])
+            if not self._is_cheap((value,)):
+                return layerwise
         # Of an input, of max-pooling and of an activation the sum over paths says no more than the node's own constant.
         tells = isinstance(node, AffineNode) or (last and isinstance(node, ElementwiseNode))
         if not (tells and self._look_back):
@@ -193,6 +209,8 @@ class Growth:
         if len(targets) == 1:
             return alone[0]
         separate = norm_upper_bound_of_vectors(alone, self._problem.p, 0)
+        if self._images and not self._is_cheap(targets):
+            return separate
         return torch.minimum(separate, inflate(self._sum(targets, self._norm), self._slack))
 
     def _sum(self, targets: tuple[int, ...], outer: NormOf) -> Tensor:
@@ -221,6 +239,15 @@ class Growth:
             total = total + share
         return total + outer(path(0)) if any(0 in to for to in maps) else total
 
+    def _is_cheap(self, targets: tuple[int, ...]) -> bool:
+        """Whether the norms of all paths to some values are a matter of seconds, and nearly exact."""
+        return all(
+            is_nearly_exact(path)
+            for target in targets
+            for source, path in self._paths.to(target).items()
+            if source == 0 or isinstance(self._nodes[source], ElementwiseNode | MaxPoolNode)
+        )
+
     def _rest(self, number: int) -> float:
         """Return the Lipschitz constant of what of a nonlinear node is not linear."""
         node = self._nodes[number]
@@ -228,6 +255,10 @@ class Growth:
             return math.nextafter(float(max_pool_constant(node.pool, self._problem, False)), math.inf)
         assert isinstance(node, ElementwiseNode)
         return rest_slope(node.activation)
+
+
+def _quick(norms: NormBounds) -> NormBounds:
+    return NormBounds(norms.memory_budget, EXPLICIT_SIZE, norms)
 
 
 def _glimpsed(op: AbstractLinearMap) -> Tensor:

@@ -1,0 +1,151 @@
+"""Networks of images on one torus: never below what slopes can do on the image itself, whatever the layers."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import curvcert
+from curvcert.activations import SILU, SIN, TANH, Activation, leaky_relu
+from curvcert.bounds.lipschitz import on_torus
+from curvcert.bounds.lipschitz.growth import Growth
+from curvcert.bounds.lipschitz.on_torus import image_constants
+from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.network import Network
+from curvcert.network.builder import Value, start
+from curvcert.network.nodes import AffineNode, ElementwiseNode
+from curvcert.network.rewriting.fusion import fused
+from curvcert.operators import AveragePool2d, Conv2d, Dense, Diagonal, NormBounds, Reshape, frequencies
+from tests.operators.cases import F64, randn
+from tests.operators.test_torus import drawn_conv, same_conv
+
+LAPACK = 1e-12
+"""How far a singular value that LAPACK computes may be off, relatively."""
+
+
+def scaled(value: Value, rng: random.Random) -> Value:
+    weight = 0.5 + randn(value.shape[0], 1, 1, seed=rng.randrange(2**31)).abs()
+    return value.linear(Diagonal(weight, value.shape))
+
+
+def block(value: Value, rng: random.Random, activation: Activation) -> Value:
+    """One of the things that image networks are made of."""
+    shape = value.shape
+    match rng.randrange(6):
+        case 0 if min(shape[1:]) >= 3:
+            size = rng.choice([(2, 2), (2, 3)])
+            value = value.linear(AveragePool2d(shape, size, rng.choice([size, (1, 2)])))
+            return value.linear(same_conv(value.shape, rng))
+        case 1:
+            branch = value.linear(same_conv(shape, rng)).activate(activation, "a").linear(same_conv(shape, rng))
+            return value.plus(branch, "skip").activate(activation, "b")
+        case 2:
+            return scaled(scaled(value, rng).linear(same_conv(shape, rng)), rng)
+        case 3:
+            return value.linear(same_conv(shape, rng)).linear(same_conv(shape, rng))  # takes a crop
+        case _:
+            return value.linear(drawn_conv(shape, rng))
+
+
+def drawn(seed: int, activation: Activation) -> Network:
+    rng = random.Random(seed)
+    value = start((rng.randint(1, 2), rng.randint(3, 7), rng.randint(3, 7)), torch.device("cpu"))
+    for _ in range(rng.randint(2, 3)):
+        value = block(value, rng, activation).activate(activation, activation.name)
+    value = value.linear(same_conv(value.shape, rng))
+    return Network(fused(value.builder.nodes, value.number))
+
+
+def secant_matrices(network: Network, slopes: Callable[[ElementwiseNode], Tensor]) -> list[Tensor]:
+    """Return the matrix from the input to every value when each neuron has a slope of its own."""
+    found = [torch.eye(torch.Size(network.in_shape).numel(), dtype=F64)]
+    for node in network.nodes[1:]:
+        if isinstance(node, AffineNode):
+            found.append(torch.stack([term.map.as_matrix() @ found[term.source] for term in node.terms]).sum(dim=0))
+        else:
+            assert isinstance(node, ElementwiseNode)
+            found.append(slopes(node).flatten()[:, None] * found[node.source])
+    return found
+
+
+def slope_choices(activation: Activation, seed: int) -> list[Callable[[ElementwiseNode], Tensor]]:
+    """Ways to choose a slope for every neuron: any, the ends in two draws, and the steeper end for all."""
+    low, high = activation.slope
+    generator = torch.Generator().manual_seed(seed)
+
+    def anything(node: ElementwiseNode) -> Tensor:
+        return low + (high - low) * torch.rand(node.shape, dtype=F64, generator=generator)
+
+    def ends(node: ElementwiseNode) -> Tensor:
+        return torch.where(torch.rand(node.shape, generator=generator) < 0.7, high, low).double()
+
+    return [anything, ends, ends, lambda node: torch.full(node.shape, high, dtype=F64)]
+
+
+@pytest.mark.parametrize("activation", [TANH, SILU, SIN, leaky_relu(0.3)], ids=lambda each: each.name)
+def test_no_slopes_lead_further(activation: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 0)
+    for seed in range(20):
+        network = drawn(seed, activation)
+        constants = image_constants(network.nodes)
+        assert len(network.nodes) - 1 in constants
+        for slopes in slope_choices(activation, seed):
+            matrices = secant_matrices(network, slopes)
+            for value, constant in constants.items():
+                assert float(torch.linalg.matrix_norm(matrices[value], 2)) <= float(constant) * (1 + LAPACK), seed
+
+
+def test_compression_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 0)
+    for seed in range(20):
+        network = drawn(seed, TANH)
+        monkeypatch.setattr(frequencies, "_WORTH_COMPRESSING", 1e9)
+        plain = image_constants(network.nodes)
+        monkeypatch.setattr(frequencies, "_WORTH_COMPRESSING", 0.5)
+        for value, constant in image_constants(network.nodes).items():
+            assert float(constant) == pytest.approx(float(plain[value]), rel=1e-9), seed
+
+
+def small_vgg(side: int, width: int) -> Network:
+    """Convolutions with scales, pools and a dense end."""
+    rng = random.Random(0)
+    value = start((3, side, side), torch.device("cpu"))
+    for channels in (width, 2 * width):
+        for _ in range(2):
+            weight = randn(channels, value.shape[0], 3, 3, seed=rng.randrange(2**31)) / (9 * value.shape[0]) ** 0.5
+            value = scaled(value.linear(Conv2d(weight, value.shape, padding=((1, 1), (1, 1)))), rng)
+            value = value.activate(SILU, "silu")
+        value = value.linear(AveragePool2d(value.shape, (2, 2), (2, 2)))
+    size = torch.Size(value.shape).numel()
+    value = value.linear(Dense(randn(10, size) / size**0.5) @ Reshape(value.shape, (size,)))
+    return Network(fused(value.builder.nodes, value.number))
+
+
+def test_large_images_take_no_gram_matrix_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of the matrices that are factorised: none larger than the explicit size, where one took minutes."""
+    network = small_vgg(20, 12)
+    sizes: list[int] = []
+    cholesky = torch.linalg.cholesky_ex
+
+    def counted(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(matrix.shape[-1])
+        return cholesky(matrix)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", counted)
+    bound = curvcert.lipschitz(network, method="liplt")
+    assert max(sizes) <= on_torus.EXPLICIT_SIZE
+    x = randn(20, 3, 20, 20)
+    J = network.jacobian(x).flatten(2)
+    assert float(torch.linalg.matrix_norm(J, 2).amax()) <= float(bound)
+
+
+def test_the_torus_of_a_network_costs_little_where_norms_one_by_one_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 12 x 12 images: above the sum over exact path maps, by less than a quarter at every value."""
+    network = small_vgg(12, 4)
+    found = Growth(make_problem(network, 2, None, None, None, None, None), NormBounds())
+    assert not found._images
+    monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 0)
+    for value, constant in image_constants(network.nodes).items():
+        assert float(found.of(value)) * (1 - 1e-9) <= float(constant) <= 1.25 * float(found.of(value))
