@@ -48,7 +48,10 @@ FILES = {
 }
 """What a certification leaves in its folder, whether or not a report is written."""
 
-RADII = ("lipschitz", "anchored-lipschitz", "curvature", "anchored", "combined", "shell", "line", "linear", "quadratic")
+RADII = (
+    *("lipschitz", "anchored-lipschitz", "curvature", "anchored", "combined", "shell", "line"),
+    *("linear", "quadratic", "norms"),
+)
 COLUMNS = ("radius", *RADII, "attack_radius", "search_radius", "margin")
 
 
@@ -68,8 +71,9 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), lipschitz, anchored-lipschitz, line, linear, quadratic, shell, anchored, "
-            "product, liplt, lipsdp-recursion, compositional, unrolled or crc."
+            help="auto (the best of all), checkable (the best that check can prove again), lipschitz, "
+            "anchored-lipschitz, line, linear, quadratic, norms, shell, anchored, product, liplt, lipsdp-recursion, "
+            "compositional, unrolled or crc."
         ),
     ] = "auto",
     box: Annotated[
