@@ -68,8 +68,9 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
-            help="auto (the best of all), lipschitz, anchored-lipschitz, line, linear, quadratic, shell, anchored, "
-            "product, liplt, lipsdp-recursion, compositional, unrolled or crc."
+            help="auto (the best of all), checkable (the best that check can prove again), lipschitz, "
+            "anchored-lipschitz, line, linear, quadratic, norms, shell, anchored, product, liplt, lipsdp-recursion, "
+            "compositional, unrolled or crc."
         ),
     ] = "auto",
     box: Annotated[

@@ -4,7 +4,14 @@ from curvcert.certificates.methods.anchored import AnchoredLipschitzRadius, Anch
 from curvcert.certificates.methods.constants import WAYS, ByConstants, CurvatureRadius, LipschitzRadius
 from curvcert.certificates.methods.line import LineRadius
 from curvcert.certificates.methods.linear import LinearRadius
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    Wanted,
+)
+from curvcert.certificates.methods.norms import CarriedRadius
 from curvcert.certificates.methods.quadratic import QuadraticRadius
 from curvcert.certificates.methods.shell import ShellRadius
 
@@ -18,6 +25,7 @@ CERTIFICATE_METHODS: dict[str, AbstractCertificateMethod] = {
         LineRadius(),
         LinearRadius(),
         QuadraticRadius(),
+        CarriedRadius(),
         *(LipschitzRadius(bound, bound) for bound in ("product", "liplt", "lipsdp-recursion")),
         *(CurvatureRadius(bound, bound) for bound in ("compositional", "unrolled", "crc")),
     )
@@ -35,4 +43,5 @@ __all__ = [
     "ByConstants",
     "Question",
     "Samples",
+    "Wanted",
 ]

@@ -40,6 +40,7 @@ class ByConstants(AbstractStep):
 
     way: str = "constants"
     cost: int = 0
+    needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
         """Add "lipschitz", "curvature" and "combined"."""
