@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from multiprocessing import get_context
@@ -51,7 +51,7 @@ from curvcert.results import Record
 NAME, SPEED_NAME = "baseline", "baseline_speed"
 COMMAND = "python -m benchmarks.baseline"
 
-TOLERANCE, ITERATIVE_TOLERANCE = 1e-6, 1e-4
+TOLERANCE, ITERATIVE_TOLERANCE, SEARCHED_TOLERANCE = 1e-6, 1e-4, 2e-3
 
 ITERATIVE: Mapping[str, tuple[str, ...]] = {
     "operators.verified.largest_eigenvalues_upper_bound, a bound for each of many matrices over 256": (
@@ -59,6 +59,9 @@ ITERATIVE: Mapping[str, tuple[str, ...]] = {
     )
 }
 """Where a guess by iteration decides how tight a value is, and the values that it may reach, as patterns of keys."""
+
+SEARCHED = ("*/radius/linear/*", "*/radius/quadratic/*", "*/radius/norms/*")
+"""Radii that a search finds: it ends a little below the largest that is proven."""
 
 RADII_OF_BALLS = {1.0: 0.3, 2.0: 0.1, math.inf: 0.02}
 """The norms, and the radius of local bounds in each."""
@@ -238,6 +241,8 @@ def tolerance(key: str) -> float:
     >>> tolerance("mnist-embedded/radius/auto/p=2/x0"), tolerance("digits-embedded/radius/auto/p=2/x0")
     (1e-06, 0.0001)
     """
+    if any(fnmatchcase(key, pattern) for pattern in SEARCHED):
+        return SEARCHED_TOLERANCE
     iterative = any(fnmatchcase(key, pattern) for patterns in ITERATIVE.values() for pattern in patterns)
     return ITERATIVE_TOLERANCE if iterative else TOLERANCE
 
@@ -300,20 +305,25 @@ def not_given_up(worse: Iterable[Worse], settled: Iterable[str], given_up: Itera
     return [each for each in worse if not any(fnmatchcase(each.key, pattern) for pattern in patterns)]
 
 
-def _timed(name: str) -> tuple[Values, float]:
+def _timed(name: str, methods: Sequence[str] | None) -> tuple[Values, float]:
     """Measure a network on one core; return the values and the seconds of processor time."""
     torch.set_num_threads(1)
     start = time.process_time()
-    return measured(SUBJECTS[name]), time.process_time() - start
+    subject = SUBJECTS[name]
+    asked = subject if methods is None else replace(subject, methods=tuple(filter(subject.asks, methods)))
+    return measured(asked), time.process_time() - start
 
 
-def measured_one_by_one(names: Sequence[str], workers: int, console: Console) -> Values:
-    """Measure several networks, each on one core."""
+def measured_one_by_one(
+    names: Sequence[str], workers: int, console: Console, methods: Sequence[str] | None = None
+) -> Values:
+    """Measure several networks, each on one core; by some methods, or by all."""
     found: Values = {}
     # The trained ones, which come last, take longest: first, so that no process waits for another's.
     names = names[::-1]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        results = map(_timed, names) if workers == 1 else pool.map(_timed, names)
+        measure = partial(_timed, methods=methods)
+        results = map(measure, names) if workers == 1 else pool.map(measure, names)
         for name, (values, seconds) in zip(names, results, strict=True):
             console.print(f"{name}: {len(values)} values in {seconds:.1f} s", highlight=False)
             found |= values
@@ -323,12 +333,15 @@ def measured_one_by_one(names: Sequence[str], workers: int, console: Console) ->
 def _compare_values(options: argparse.Namespace, console: Console) -> bool:
     """Measure, compare and, if asked to, record; return whether all is well."""
     names = options.networks or list(SUBJECTS)
-    found = measured_one_by_one(names, options.workers, console)
+    found = measured_one_by_one(names, options.workers, console, options.methods)
     first = options.write and not (harness.RESULTS / f"{NAME}.json").is_file()
     record = None if first else recorded()
     before: Mapping[str, float] = {} if record is None else record.figures["values"]
     settled: list[str] = [] if record is None else record.config["given_up"]
-    worse = worse_than(of_networks(before, options.networks) if options.networks else before, found)
+    asked = of_networks(before, options.networks) if options.networks else before
+    if options.methods:
+        asked = {key: value for key, value in asked.items() if key.split("/")[2] in options.methods}
+    worse = worse_than(asked, found)
     better = better_than(before, found)
     for each in worse:
         console.print(each, highlight=False)
@@ -342,7 +355,7 @@ def _compare_values(options: argparse.Namespace, console: Console) -> bool:
     if refused:
         console.print(f"Nothing is recorded: {len(refused)} of those that got worse stand in no entry of GIVEN_UP.")
         return False
-    _write_values({**before, **found} if options.networks else found)
+    _write_values({**before, **found} if options.networks or options.methods else found)
     return True
 
 
@@ -386,6 +399,7 @@ def main() -> None:
     """Measure and compare with the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=SUBJECTS, metavar="NAME", help="default: all of them")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all; with --write the others stay")
     parser.add_argument("--workers", type=int, default=2, help="processes; the values are the same for any number")
     parser.add_argument("--speed", action="store_true", help="ratios of times instead of values")
     parser.add_argument("--write", action="store_true", help="replace the record")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.lib.format import write_array_header_1_0
 
+from benchmarks.damages import mutations
 from curvcert.cli.inputs import load_inputs
 from curvcert.errors import CurvcertError, InvalidFile, InvalidInput
 from curvcert.nn.architectures import architecture
 from curvcert.training import Recipe, load_model, load_recipe, save_model
-from tests.hostile import mutations
 
 
 def test_a_damaged_model_never_loads_as_another(tmp_path: Path) -> None:

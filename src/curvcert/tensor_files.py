@@ -43,7 +43,7 @@ def write_tensor_file(path: Path | str, kind: str, version: int, header: Mapping
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     little = {name: np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<")) for name in sorted(arrays)}
     metadata = {"kind": kind, "version": str(version), "header": text, "seal": seal(kind, version, text, little)}
-    content = _safetensors(metadata, little)
+    content = safetensors_content(metadata, little)
     if len(content) > LARGEST_FILE:
         raise InvalidFile(f"{path} would take {len(content)} bytes, the limit is {LARGEST_FILE}. Save it in parts.")
     return write_whole(path, content)
@@ -89,7 +89,7 @@ def seal(kind: str, version: int, header: str, arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _safetensors(metadata: dict[str, str], arrays: Arrays) -> bytes:
+def safetensors_content(metadata: dict[str, str], arrays: Arrays) -> bytes:
     """Return the bytes of a safetensors file: the same for the same content, which the library does not promise."""
     entries: dict[str, Any] = {"__metadata__": metadata}
     reached = 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.damages import mutations
 from curvcert.certificates import load_certificate
 from curvcert.certificates.record import KIND, VERSION
 from curvcert.checker import check_certificate
@@ -19,7 +20,6 @@ from curvcert.network import trace
 from curvcert.network.network_file import save_network
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.certificates.saved import BOX, Files, forged, saved, shallow
-from tests.hostile import mutations
 
 COUNT = 150
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from curvcert.attacks import Attack, pgd
 from curvcert.certificates import Certificate, certify, load_certificate, with_search
+from curvcert.certificates.methods.balls import PRECISION
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.falsifier import falsify, load_counterexample, replay, save_counterexample
 from curvcert.network import Network, trace
@@ -61,7 +62,7 @@ def test_all_methods_together_are_no_worse_than_alone() -> None:
     best = inside(net, x, y, 2, "auto")
     assert best.inside_box and "inside the box [0, 1]" in repr(best) and "inside the box" in best._repr_html_()
     whole = certify(net, x, y, progress=False)
-    assert bool((best.radius >= whole.radius * (1 - 1e-9)).all())
+    assert bool((best.radius >= whole.radius * (1 - 2 * PRECISION)).all())
     assert_holds_on_a_grid(net, x, best, *UNIT)
 
 

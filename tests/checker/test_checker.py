@@ -84,7 +84,7 @@ METHODS = (
     "unrolled",
     "anchored",
     "shell",
-    "auto",
+    "checkable",
 )
 
 

@@ -103,7 +103,7 @@ def test_line_certificates_of_a_dense_network_are_proven(genuine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", (Residual, convolution))
-@pytest.mark.parametrize("method", ("auto", "line"))
+@pytest.mark.parametrize("method", ("checkable", "line"))
 def test_line_certificates_with_skips_and_convolutions_are_proven(tmp_path, module, method) -> None:
     files = saved(tmp_path, trained(module), n=3, method=method)
     assert "line" in files.held.method

@@ -143,7 +143,8 @@ def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Run
     assert ran.status == 1
     assert ran.out.startswith("NOT PROVEN:")
     unknown = {name: value for name, value in arrays.items() if name != "method"} | {"method": 0 * arrays["method"]}
-    write_tensor_file("unknown.safetensors", "curvcert-certificate", 2, header | {"methods": ["new"]}, unknown)
+    new = {"methods": ["new"], "proven_by": [["new"]]}
+    write_tensor_file("unknown.safetensors", "curvcert-certificate", 2, header | new, unknown)
     ran = run("check", "unknown.safetensors", DEMO, "digits", "--quiet")
     assert (ran.status, ran.out) == (4, "NOT PROVEN: 6 cannot check.\n")
     ran = run("check", "out/certificate.safetensors", "nets:small", "digits", "--json")

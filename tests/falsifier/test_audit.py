@@ -9,6 +9,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.damages import mutations
 from curvcert.bounds.curvature import CURVATURE_METHODS
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.certificates import certify
@@ -34,7 +35,6 @@ from curvcert.falsifier.random_networks import FAMILIES, KINKED, SMOOTH, random_
 from curvcert.network import Network
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.falsifier.tight import neuron, shortened, slope, tensor
-from tests.hostile import mutations
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,10 @@ from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.certificates import certify
 from curvcert.falsifier import Effort, audit, falsify, falsify_bound, replay
+from curvcert.falsifier.bound_search import BoundSearch, Target
 from curvcert.falsifier.random_networks import FAMILIES
+from curvcert.network import Affine, Network
+from curvcert.operators import Dense
 from curvcert.propagation.slopes import curvatures_within
 from tests.falsifier.tight import (
     BEND,
@@ -46,6 +49,23 @@ def assert_bites(bound, network, kind, **target) -> None:
 @pytest.mark.parametrize("name", TIGHT)
 def test_a_short_lipschitz_bound_is_found_out(name, p) -> None:
     assert_bites(lipschitz(TIGHT[name](), p), TIGHT[name](), "lipschitz")
+
+
+def test_a_bound_that_is_short_by_a_ten_billionth_is_found_out() -> None:
+    bound = lipschitz(linear_chain())
+    assert not falsify_bound(bound, linear_chain(), "lipschitz")
+    short = replace(bound, value=bound.value * (1 - 1e-10))
+    assert falsify_bound(short, linear_chain(), "lipschitz").counterexamples
+
+
+def test_rounding_of_the_search_is_no_share_above_one() -> None:
+    """Outputs far larger than their difference: what is divided carries their rounding, here above the bound."""
+    steep = Network.of_blocks((Affine(Dense(tensor(1.0)[None]), tensor(1e4)),))
+    bound = lipschitz(steep, at=tensor(0.0)[None])
+    (search,) = BoundSearch(steep, "lipschitz", 2.0, 2.0, Target.of(steep), bound.scope).run()
+    assert 1 < float((search.ascended.value / bound.value).max()) < 1 + 1e-9
+    found = falsify_bound(bound, steep, "lipschitz")
+    assert (len(found.counterexamples), found.unconfirmed, found.closest) == (0, 0, {"lipschitz": 1.0})
 
 
 @pytest.mark.parametrize("method", ["product", "liplt", "lipsdp-recursion"])

@@ -32,7 +32,8 @@ class Certificate:
             "lipschitz", by Lipschitz constants, "anchored-lipschitz", by those with the sample fixed; "curvature" and
             "anchored", by the gradient and a curvature constant, global or with the sample fixed; "combined", by
             global Lipschitz constants and either curvature; "shell", by bounds over balls; "line"; "linear", by linear
-            relaxation over balls; "quadratic", by Taylor models of order 2 over balls.
+            relaxation over balls; "quadratic", by Taylor models of order 2 over balls; "norms", carried over from
+            another norm.
         pair_radius: for each class, the radius within which it stays below the label; inf for the label.
         method: the method behind `radius`, in words, for each sample.
         proven_by: for each of these, the names of the methods that it puts together.

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -25,6 +25,7 @@ from curvcert.certificates.methods import (
     ByConstants,
     Question,
     Samples,
+    Wanted,
 )
 from curvcert.certificates.pointwise import evaluate_points
 from curvcert.certificates.radii import curvature_beats_lipschitz
@@ -115,11 +116,13 @@ def certify(
         x: inputs, with the batch dimension; or a DataLoader, or any iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
-        method: "auto" (the best of all, a sample), "lipschitz", "anchored-lipschitz" (with the sample fixed),
-            "anchored", "shell" (or "local": bounds over balls, see `certificates.shell`), "line" (the network along the
-            gradient and curvature across it, in l2, see `certificates.line`), "linear" (linear relaxation over balls,
-            kinks included, see `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
-            `certificates.methods.quadratic`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
+        method: "auto" (the best of all, a sample), "checkable" (the best of those that `curvcert check` can prove
+            again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
+            over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in
+            l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
+            `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
+            `certificates.methods.quadratic`), "norms" (carried over from other norms, see
+            `certificates.methods.norms`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
             "compositional", "unrolled", "crc".
         box: (lo, hi), the range of valid inputs: numbers, or tensors of the shape of an input or of x.  It limits
             witnesses, not radii.
@@ -171,7 +174,7 @@ def certifier(
             f"certify expects one logit a class, got outputs of shape {network.out_shape}. End the model with a "
             "pooling or a layer that leaves the classes."
         )
-    chosen = _chosen(method)
+    chosen, is_wanted = _chosen(method)
     if inside_box and box is None:
         raise InvalidInput("inside_box needs the box: pass box=(lowest, highest) as well.")
     within = None if box is None else Box.of(box, network.in_shape)
@@ -181,36 +184,59 @@ def certifier(
     p = validate_p(p)
     network = network if device is None else network.to(device)
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
-        pairs = all_pairs(network, p)
-        constants = global_constants(network, pairs, _BEST if chosen is None else chosen.tables)
-        pairs = replace(pairs)  # the same norms, without the matrices of this question
-        deviations = pair_table(pair_deviations(pairs), network)
-        question = Question(network, p, wanted, constants, deviations, pairs, alone=chosen is not None)
-        plan, notes = _plan(question, chosen)
+        question, plan, notes = _asked(network, p, wanted, chosen, is_wanted)
     only = None if chosen is None or wanted else chosen.way
-    return Certifier(question, plan, only, within, inside_box, describable_digest(network), (*constants.notes, *notes))
+    notes = (*question.constants.notes, *notes)
+    return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
+
+
+def _asked(
+    network: Network,
+    p: float,
+    epsilons: tuple[float, ...],
+    chosen: AbstractCertificateMethod | None,
+    is_wanted: Wanted,
+) -> tuple[Question, tuple[AbstractStep, ...], tuple[str, ...]]:
+    """Compute what one method, or the best of those that are wanted, needs of a network; and plan."""
+    pairs = all_pairs(network, p)
+    constants = global_constants(network, pairs, _BEST if chosen is None else chosen.tables)
+    pairs = replace(pairs)  # the same norms, without the matrices of this question
+    deviations = pair_table(pair_deviations(pairs), network)
+
+    def elsewhere(q: float, radii: tuple[float, ...], is_wanted: Wanted) -> tuple[Question, Sequence[AbstractStep]]:
+        return _asked(network, q, radii, None, is_wanted)[:2]
+
+    question = Question(network, p, epsilons, constants, deviations, pairs, chosen is not None, elsewhere)
+    return question, *_plan(question, chosen, is_wanted)
 
 
 _BEST = Tables("auto", "auto", required=False)
 """The constants that all methods together need."""
 
 
-def _chosen(method: str) -> AbstractCertificateMethod | None:
-    """Return the method of a name, or None for the best of all."""
+def _chosen(method: str) -> tuple[AbstractCertificateMethod | None, Wanted]:
+    """Return the method of a name, or None for the best of those that are wanted."""
     name = "shell" if method == "local" else method
-    if name != "auto" and name not in CERTIFICATE_METHODS:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(CERTIFICATE_METHODS)}.")
-    return None if name == "auto" else CERTIFICATE_METHODS[name]
+    if name in _TOGETHER:
+        return None, _TOGETHER[name]
+    if name not in CERTIFICATE_METHODS:
+        names = ", ".join((*_TOGETHER, *CERTIFICATE_METHODS))
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {names}.")
+    return CERTIFICATE_METHODS[name], lambda method: True
+
+
+_TOGETHER: Mapping[str, Wanted] = {"auto": lambda method: True, "checkable": lambda method: method.checkable}
+"""What stands for the best of several methods."""
 
 
 def _plan(
-    question: Question, chosen: AbstractCertificateMethod | None
+    question: Question, chosen: AbstractCertificateMethod | None, is_wanted: Wanted
 ) -> tuple[tuple[AbstractStep, ...], tuple[str, ...]]:
     """Return the steps of a method, or of all, the cheapest first, and why some do not apply."""
     steps: list[AbstractStep] = [ByConstants()]
     notes = []
     for method in CERTIFICATE_METHODS.values() if chosen is None else (chosen,):
-        if chosen is None and not method.in_auto:
+        if chosen is None and not (method.in_auto and is_wanted(method)):
             continue
         try:
             steps += method.steps(question)
@@ -277,7 +303,7 @@ def _within_memory(request: Certifier, x: Tensor, y: Tensor | None, box: Box | N
 def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | None) -> Certificate:
     inside, question = _inside(box, x, request.inside_box), request.question
     # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
-    useful = bool(question.constants.names[1]) or len(request.plan) > 1
+    useful = bool(question.constants.names[1]) or any(step.needs_gradients for step in request.plan)
     points = evaluate_points(question.outputs, x, y, question.deviations, useful)
     samples = Samples(question, x, points, box if request.inside_box else None)
     for step in request.plan:

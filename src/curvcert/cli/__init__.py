@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, commands: typer.Typer | None = 
             with outlets():
                 (commands or app)(words)
         except Exception as error:
-            status, message = _told(error, debug)
+            status, message = told(error, debug)
             with outlets():
                 if debug:
                     print(visible(traceback.format_exc()), end="", file=sys.stderr)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, commands: typer.Typer | None = 
             sys.exit(status)
 
 
-def _told(error: Exception, debug: bool) -> tuple[int, str]:
+def told(error: Exception, debug: bool = False) -> tuple[int, str]:
     """Return the exit status for an error, and what a person is told."""
     if isinstance(error, CurvcertError):
         status = {SoundnessError: CLAIM_FAILED, CannotWrite: SURROUNDINGS}.get(type(error), BAD_INPUT)

@@ -117,7 +117,7 @@ class Parts:
     def _require_same(self, path: Path, saved: bytes) -> None:
         try:
             content = json.loads(saved)
-        except ValueError:
+        except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
             raise InvalidFile(f"{path} is damaged. Remove {self.folder} to start afresh.")

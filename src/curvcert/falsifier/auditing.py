@@ -69,7 +69,7 @@ _CHEAP = (
     *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
     *("compositional", "unrolled", "crc", "anchored"),
 )
-_DEAR = ("auto", "shell", "line", "linear", "quadratic")
+_DEAR = ("auto", "shell", "line", "linear", "quadratic", "norms")
 _CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 
 

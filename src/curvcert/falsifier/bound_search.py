@@ -22,7 +22,7 @@ from curvcert.norms import validate_p
 BoundKind = Literal["lipschitz", "curvature"]
 
 ROUNDING = 1e-9
-"""How far, relatively, an ascended value must be above a bound to be looked at: far above its own rounding."""
+"""How far, relatively, an ascended value is above a bound that counts as unconfirmed: far above its own rounding."""
 ABSOLUTE_ROUNDING = 1e-10
 
 _TOLD = 1e-3
@@ -163,7 +163,8 @@ class BoundSearch:
         found = search.ascended.value
         counts: dict[str, int] = {self.kind: len(found)}
         closest: dict[str, float] = {self.kind: _share(found, bound)}
-        above = found > bound * (1 + ROUNDING) + ABSOLUTE_ROUNDING
+        # Where a bound is attained, the search's own rounding may carry it above; a replay bounds its rounding.
+        above = found > bound
         if not bool(above.any()):
             return Findings(counts, closest=closest)
         worst = torch.where(above, found / bound.clamp(min=1e-300), 0.0).argsort(descending=True)
@@ -171,7 +172,9 @@ class BoundSearch:
             for example in self._examples(search, row, float(bound[row]), source):
                 if replay(example).refuted:
                     return Findings(counts, counterexamples=(example,), closest=closest)
-        return Findings(counts, unconfirmed=1, closest=closest)
+        beyond_rounding = bool((found > bound * (1 + ROUNDING) + ABSOLUTE_ROUNDING).any())
+        closest = {kind: min(1.0, share) for kind, share in closest.items()}
+        return Findings(counts, unconfirmed=int(beyond_rounding), closest=closest)
 
     def _examples(self, search: Search, row: int, claimed: float, source: str) -> Iterator[Counterexample]:
         """Yield pairs of points that may show in a replay what the ascent met."""

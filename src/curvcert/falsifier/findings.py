@@ -18,7 +18,8 @@ class Findings:
         searches: how many ascents and attacks there were, by kind; one of them may serve several checks.
         counterexamples: the claims that a replay with bounded rounding refuted; of each bound the worst one.
         unconfirmed: claims that a search exceeded by more than its own rounding, but no replay refuted.
-        closest: the largest share of a bound that a search reached, by kind: 1 is a bound that is attained.
+        closest: the largest share of a bound that a search reached, by kind: 1 is a bound that is attained.  What is
+            above 1 and no replay confirms is the search's own rounding, and counts as 1.
 
     >>> Findings({"lipschitz": 3}) + Findings({"lipschitz": 1, "radius": 2})
     Findings(6 checks: 4 lipschitz, 2 radius; 0 violations)

@@ -49,6 +49,11 @@ class Seen:
     steepest: Tensor
     squares: Tensor | None
 
+    def repeated(self, times: int) -> "Seen":
+        """Return the same rows so many times, one copy behind the other."""
+        squares = None if self.squares is None else self.squares.repeat(1, times, 1)
+        return Seen(self.rows.repeat(1, times, 1), self.steepest.repeat(1, times), squares)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -113,15 +118,17 @@ class Coordinates:
 
     def matrices(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> tuple[Tensor, Tensor]:
         """Return M = sum J' diag(w) J in coordinates for weights (batch, rows, neurons), and how far it may be off."""
-        M, size = 0 * weights[0][:, :, :1], 0 * weights[0][:, :, :1]
-        for w, part in zip(weights, seen, strict=True):
-            C = part.rows
-            M = M + w @ (C.unsqueeze(3) * C.unsqueeze(2)).flatten(2)
-            size = size + w.abs() @ C.square().sum(dim=2, keepdim=True)
-        r = self.expand.shape[1]
-        M = M.reshape(*M.shape[:2], r, r)
-        length = sum(w.shape[2] for w in weights)
-        return (M + M.mT) / 2, inflate(gamma(length + len(weights) + 8) * size.squeeze(2), gamma(length + r + 8)) + TINY
+        r, device = self.expand.shape[1], self.expand.device
+        above, below = torch.triu_indices(r, r, device=device)
+        w, C = torch.cat(list(weights), dim=2), torch.cat([part.rows for part in seen], dim=1)
+        half = w @ (C[:, :, above] * C[:, :, below])
+        size = w.abs() @ C.square().sum(dim=2, keepdim=True)
+        # Both triangles are read from the one that is made, so M is symmetric as it is.
+        place = torch.empty(r, r, dtype=torch.int64, device=device)
+        place[above, below] = place[below, above] = torch.arange(len(above), device=device)
+        M = half.index_select(2, place.flatten()).reshape(*w.shape[:2], r, r)
+        length = w.shape[2]
+        return M, inflate(gamma(length + len(weights) + 8) * size.squeeze(2), gamma(length + r + 8)) + TINY
 
     def peaks(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> tuple[Tensor, Tensor]:
         """Bound d'Md/2 over the unit ball, and -d'Md/2, for each row."""

@@ -55,7 +55,7 @@ _CHUNK_ELEMENTS = 2**23
 _SHARES = (1.0, 2.5, 8.0)
 """Lambdas that are tried for a range beside 0: multiples of the one at which a typical neuron is at the unit knot."""
 
-_OUTER_KNOTS = (0, 2, 3, 4, 5, 6)
+_OUTER_KNOTS = (0, 1, 2, 3, 4)
 """The knots that are tried for a function of the outputs: there the term in Z joins the parabola."""
 
 
@@ -119,7 +119,7 @@ class TaylorModels:
         self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
         self._output = self._sent(self._last, self._rows)
         # Where no activation is on the way to the outputs, linear relaxation is exact.
-        self._parabolas = [self._joined(KNOTS[knot]) for knot in _OUTER_KNOTS if self._output.sent]
+        self._parabolas = self._joined() if self._output.sent else None
 
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
@@ -127,9 +127,10 @@ class TaylorModels:
         at = self._pass if torch.equal(within, self._made_at) else _Pass(self, self._ball(within))
         best = at.relaxed.change(self._last, self._rows).rise
         fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
-        for knot, parabolas in zip(_OUTER_KNOTS, self._parabolas, strict=False):
+        curved = () if self._parabolas is None else self._parabolas.largest(within).split(self._rows.shape[1], dim=1)
+        for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
-            total = reduce(torch.add, parts, parabolas.largest(within) + fixed)
+            total = reduce(torch.add, parts, parabolas + fixed)
             best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))
         return torch.where((radius > self._most)[:, None], torch.inf, best)
 
@@ -167,14 +168,17 @@ class TaylorModels:
             self._couplings[k] = Coupling(weights, self.coordinates.peaks([omega], [self.seen[k]])[0].squeeze(1))
         return self._couplings[k]
 
-    def _joined(self, knot: float) -> AbstractParabolas:
-        """Return the parabolas of the outputs, with what the remainders leave in them at a knot."""
+    def _joined(self) -> AbstractParabolas:
+        """Return the parabolas of the outputs, with what the remainders leave in them at each knot in turn."""
         weights = []
         for k, u in self._output.sent.items():
-            own, left = u * self.bends[k].bend.unsqueeze(1), u.abs() * (knot * self.bends[k].unit).unsqueeze(1)
+            own, unit = u * self.bends[k].bend.unsqueeze(1), u.abs() * self.bends[k].unit.unsqueeze(1)
+            left = torch.cat([KNOTS[knot] * unit for knot in _OUTER_KNOTS], dim=1)
+            own = own.repeat(1, len(_OUTER_KNOTS), 1)
             # Larger weights are on the safe side: the squares are not negative.
             weights.append(own + left + 8 * UNIT_ROUNDOFF * (own.abs() + left))
-        return self.coordinates.parabolas(self._output.seen, weights, [self.seen[k] for k in self._output.sent])
+        seen, outer = [self.seen[k] for k in self._output.sent], self._output.seen
+        return self.coordinates.parabolas(outer.repeated(len(_OUTER_KNOTS)), weights, seen)
 
     def _with_peaks(self, form: Form) -> Form:
         """Return the same with bounds on the quadratic part, a few rows at a time."""

@@ -11,6 +11,9 @@ from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.certificates.radii import combined_radius, curvature_radius, lipschitz_radius
 
+WAYS = ("lipschitz", "curvature", "combined")
+"""The radii that constants give."""
+
 
 def by_lipschitz(samples: Samples) -> Tensor:
     """Return m / L for every class; NaN where there is no constant."""
@@ -37,6 +40,7 @@ class ByConstants(AbstractStep):
 
     way: str = "constants"
     cost: int = 0
+    needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
         """Add "lipschitz", "curvature" and "combined"."""

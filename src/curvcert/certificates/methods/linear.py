@@ -28,7 +28,9 @@ class LinearRadius(AbstractCertificateMethod):
 
     name: str = "linear"
     way: str = "linear"
-    in_auto: bool = False
+    in_auto: bool = True
+    checkable: bool = False
+    at_home_everywhere: bool = True
 
     @property
     def tables(self) -> Tables:
@@ -64,6 +66,7 @@ class _ByRelaxation(AbstractStep):
     facts: NetworkFacts
     way: str = "linear"
     cost: int = 70
+    needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
         question, known = samples.question, samples.known

@@ -8,7 +8,7 @@ Glossary:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,7 @@ class Question:
         deviations: what each pair's margin loses for the module's own departure from the network.
         pairs: the problem of all pairs, whose norms are shared.
         alone: whether one method was asked for by its name, rather than the best of all.
+        elsewhere: asks for the best of all in another norm, of the methods that are wanted, and plans the answer.
     """
 
     network: Network
@@ -48,6 +49,7 @@ class Question:
     deviations: Tensor
     pairs: Problem
     alone: bool
+    elsewhere: "Elsewhere"
 
     @property
     def outputs(self) -> Problem:
@@ -136,10 +138,11 @@ class Samples:
 
 
 class AbstractStep(ABC):
-    """One visit of a method to a batch: `way` is what its radii are listed as."""
+    """One visit of a method to a batch: `way` is what its radii are listed as, the least `cost` goes first."""
 
     way: str
     cost: int
+    needs_gradients: bool = True
 
     @abstractmethod
     def run(self, samples: Samples) -> None:
@@ -149,12 +152,16 @@ class AbstractStep(ABC):
 class AbstractCertificateMethod(ABC):
     """A way to certified radii.
 
-    `name` is what it is asked for by, `way` what its radii are listed as, `in_auto` whether it is part of "auto".
+    `name` is what it is asked for by, `way` what its radii are listed as, `in_auto` whether it is part of "auto", and
+    `at_home_everywhere` whether no other norm serves it better than the one that is asked for, `checkable` whether the
+    independent checker has an engine for it.
     """
 
     name: str
     way: str
     in_auto: bool = True
+    at_home_everywhere: bool = False
+    checkable: bool = True
 
     @property
     @abstractmethod
@@ -168,3 +175,7 @@ class AbstractCertificateMethod(ABC):
         Raises:
             UnsupportedModule, UnsupportedActivation, InvalidInput: where it does not apply, with the reason.
         """
+
+
+Wanted = Callable[[AbstractCertificateMethod], bool]
+Elsewhere = Callable[[float, tuple[float, ...], Wanted], tuple[Question, Sequence[AbstractStep]]]

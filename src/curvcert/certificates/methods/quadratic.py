@@ -48,7 +48,9 @@ class QuadraticRadius(AbstractCertificateMethod):
 
     name: str = "quadratic"
     way: str = "quadratic"
-    in_auto: bool = False
+    in_auto: bool = True
+    checkable: bool = False
+    at_home_everywhere: bool = True
 
     @property
     def tables(self) -> Tables:
@@ -85,6 +87,7 @@ class _ByModels(AbstractStep):
     facts: NetworkFacts
     way: str = "quadratic"
     cost: int = 80
+    needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
         question, known = samples.question, samples.known

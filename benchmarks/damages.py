@@ -1,4 +1,4 @@
-"""Damaged copies of a file: for tests that no reader crashes, runs code or believes what it reads."""
+"""Damaged copies of a file: to show that no reader crashes, runs code or believes what it reads."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,0 +1,209 @@
+"""Certified radii beside CROWN's and an attack's, on the same points of the same networks.
+
+Claim: in l2, linf and l1 the median radius is at least CROWN's on every network that auto_LiRPA bounds.
+Hardware: CPU, one process; all times are those of the processor, so that what else runs there does not count.
+Trials: the first SAMPLES test images of each network that it classifies correctly.
+
+CROWN is auto_LiRPA's (Verified-Intelligence, BSD 3-Clause), in float64, with a bisection over radii of its own for
+each sample; its rounding is not accounted for.  auto_LiRPA is not a dependency: where it is not installed, and where it
+has no rule for an activation, that column stays empty.  The attack is PGD with restarts, bisected likewise.
+
+    python -m benchmarks.peers --networks "tanh 64-64^2-10" --samples 50
+"""
+
+import argparse
+import importlib
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.harness import read_record, write_record
+from benchmarks.peer_networks import PEERS, Peer
+from curvcert.attacks import pgd
+from curvcert.certificates import Certificate, certify
+from curvcert.network import Network, trace
+
+NAME, SAMPLES, BISECTIONS = "peers", 50, 12
+NORMS = {"l2": 2.0, "linf": math.inf, "l1": 1.0}
+FARTHEST = {"l2": 8.0, "linf": 1.0, "l1": 32.0}
+"""Where the search for an adversarial point begins."""
+
+ATTACK_STEPS, ATTACK_RESTARTS = 60, 3
+
+Holds = Callable[[Tensor], Tensor]
+
+
+def bisected(holds: Holds, high: Tensor) -> Tensor:
+    """Return the largest radii, up to `high`, that hold, each sample's own."""
+    low = torch.zeros_like(high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        good = holds(middle)
+        low, high = torch.where(good, middle, low), torch.where(good, high, middle)
+    return low
+
+
+def attacked(net: Network, x: Tensor, y: Tensor, p: float, farthest: float) -> Tensor:
+    """Return the distances of the nearest adversarial points that PGD finds."""
+    nearest = torch.full((len(x),), farthest, dtype=torch.float64)
+
+    def holds(radius: Tensor) -> Tensor:
+        found = pgd(net, x, y, radius, p, ATTACK_STEPS, ATTACK_RESTARTS)
+        distance = torch.linalg.vector_norm((found.points - x).flatten(1), p, dim=1)
+        nearest[found.broken] = torch.minimum(nearest, distance)[found.broken]
+        return ~found.broken
+
+    bisected(holds, nearest.clone())
+    return nearest
+
+
+class Crown:
+    """CROWN of auto_LiRPA for one network and some samples."""
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        self._lirpa = importlib.import_module("auto_LiRPA")
+        self._x = x
+        self._bounded = self._lirpa.BoundedModule(model, torch.zeros_like(x[:1]), device="cpu")
+        eye = torch.eye(int(model(x[:1]).shape[1]), dtype=torch.float64)
+        others = torch.stack([torch.cat([torch.arange(k), torch.arange(k + 1, len(eye))]) for k in y.tolist()])
+        self._rows = eye[y][:, None] - eye[others]
+        # With convolutions auto_LiRPA takes one l2 or l1 radius for a whole batch.
+        self._single = any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+    def holds(self, p: float, radius: Tensor) -> Tensor:
+        """Whether every margin stays positive within the ball of each sample."""
+        if self._single and not math.isinf(p):
+            return torch.cat([self._proven(p, slice(k, k + 1), radius[k]) for k in range(len(radius))])
+        return self._proven(p, slice(None), radius[:, None])
+
+    def _proven(self, p: float, part: slice, radius: Tensor) -> Tensor:
+        x = self._x[part]
+        if math.isinf(p):
+            r = radius.reshape(-1, *(1,) * (x.dim() - 1))
+            ball = self._lirpa.PerturbationLpNorm(norm=p, x_L=x - r, x_U=x + r)
+        else:
+            ball = self._lirpa.PerturbationLpNorm(norm=p, eps=radius)
+        bounded = (self._lirpa.BoundedTensor(x, ball),)
+        lower, _ = self._bounded.compute_bounds(x=bounded, C=self._rows[part], method="CROWN", bound_upper=False)
+        proven: Tensor = (lower > 0).all(dim=1)
+        return proven
+
+
+def crown_of(model: nn.Module, x: Tensor, y: Tensor) -> Crown | str:
+    """Return CROWN for a network, or why there is none."""
+    try:
+        found = Crown(model, x, y)
+        found.holds(math.inf, torch.full((len(x),), 1e-3, dtype=torch.float64))
+    except ImportError as error:
+        return f"not installed: {error}"
+    except NotImplementedError as error:
+        return f"auto_LiRPA: {str(error)[:80]}"
+    return found
+
+
+def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what is computed, and the processor's seconds."""
+    start = time.process_time()
+    return compute(), time.process_time() - start
+
+
+def compared(peer: Peer, samples: int, folder: Path, norms: Mapping[str, float], console: Console) -> dict[str, Any]:
+    """Return the figures of one network, by norm."""
+    module = peer.model(folder)
+    images, labels = peer.images()
+    net = trace(module, images[:1].float())
+    with torch.no_grad():
+        right = (net(images).argmax(dim=1) == labels).nonzero().flatten()[:samples]
+    x, y = images[right], labels[right]
+    torch.set_default_dtype(torch.float64)  # auto_LiRPA makes constants of the default type
+    crown = crown_of(module.double(), x, y)
+    figures: dict[str, Any] = {}
+    for name, p in norms.items():
+        attack = attacked(net, x, y, p, FARTHEST[name])
+        figures[name] = _in_one_norm(net, crown, x, y, p, attack)
+        console.print(f"    {name}: {figures[name]}", highlight=False)
+    torch.set_default_dtype(torch.float32)
+    return figures
+
+
+def _in_one_norm(net: Network, crown: Crown | str, x: Tensor, y: Tensor, p: float, attack: Tensor) -> dict[str, Any]:
+    ours, seconds = timed(lambda: certify(net, x, y, p, progress=False))
+    found: dict[str, Any] = {
+        "samples": len(x),
+        "attack": _median(attack),
+        "ours": _median(ours.radius),
+        "ours / attack": _median(ours.radius / attack),
+        "above the attack": int((ours.radius > attack).sum()),
+        "ours_s": seconds,
+        **{f"by {way}": _median(radius.nan_to_num(0.0)) for way, radius in _ways(ours).items()},
+    }
+    if isinstance(crown, str):
+        return {**found, "no CROWN": crown}
+    with torch.no_grad():
+        radii, seconds = timed(lambda: bisected(lambda r: crown.holds(p, r), attack.clone()))
+    asked = (float(radii.median()),)
+    _, deciding = timed(lambda: certify(net, x, y, p, epsilons=asked, progress=False))
+    ratio = (ours.radius / radii)[radii > 0]
+    return {
+        **found,
+        "CROWN": _median(radii),
+        "ours / CROWN": found["ours"] / _median(radii) if _median(radii) else math.inf,
+        "median of ratios": _median(ratio),
+        "below CROWN": int((ours.radius < 0.999 * radii).sum()),
+        "CROWN_s": seconds,
+        "deciding_s": deciding,
+        "deciding / CROWN_s": deciding / seconds,
+    }
+
+
+def _ways(certificate: Certificate) -> dict[str, Tensor]:
+    return {name: radius for name, radius in certificate.radii.items() if name in ("shell", "line", "linear", "norms")}
+
+
+def _median(values: Tensor) -> float:
+    return float(f"{statistics.median(values.tolist()):.6g}")
+
+
+def main() -> None:
+    """Compare and record; networks that are not asked for keep what is recorded of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=PEERS, metavar="NAME", default=list(PEERS))
+    parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--models", type=Path, default=Path("peers"), help="where trained networks are kept")
+    parser.add_argument("--auto-lirpa", type=Path, help="a folder that auto_LiRPA is installed in")
+    parser.add_argument("--dry", action="store_true", help="record nothing")
+    options = parser.parse_args()
+    if options.auto_lirpa is not None:
+        sys.path.append(str(options.auto_lirpa))
+    warnings.filterwarnings("ignore", module="auto_LiRPA")
+    torch.set_num_threads(1)
+    console = Console(soft_wrap=True)
+    for name in options.networks:
+        console.print(name)
+        norms = {norm: NORMS[norm] for norm in options.norms}
+        figures = compared(PEERS[name], options.samples, options.models, norms, console)
+        if not options.dry:
+            _record(name, figures)
+
+
+def _record(name: str, figures: Mapping[str, Any]) -> None:
+    before = read_record(NAME)
+    known = {} if before is None else dict(before.figures["networks"])
+    known[name] = {**known.get(name, {}), **figures}
+    config = {"bisections": BISECTIONS, "attack": f"PGD, {ATTACK_STEPS} steps, {ATTACK_RESTARTS} restarts"}
+    ordered = {each: known[each] for each in PEERS if each in known}
+    write_record(NAME, "python -m benchmarks.peers --auto-lirpa DIR", 0, config, {"networks": ordered})
+
+
+if __name__ == "__main__":
+    main()
