@@ -67,12 +67,10 @@ def output_bounds(
     """
     asked = asked_about(network, at, radius, p, box)
     rows, offset = functionals(network, C, c, len(asked.x))
-    return bounded_over(NetworkFacts(network, asked.p, NormBounds()), asked, rows, offset)
+    return bounded_over(NetworkFacts(network, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
 
 
-def bounded_over(
-    facts: NetworkFacts, asked: "Asked", rows: Tensor, offset: Tensor, most_cost: float = _MODELS_COST
-) -> Interval:
+def bounded_over(facts: NetworkFacts, asked: "Asked", rows: Tensor, offset: Tensor, most_cost: float) -> Interval:
     """Bound rows of the outputs, given what is known of the network's maps; Taylor models where they cost no more."""
     network = facts.network
     lower, upper = [], []
@@ -132,7 +130,7 @@ def asked_about(
 
 
 def _changes(
-    facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, asked: Asked, most_cost: float = _MODELS_COST
+    facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, asked: Asked, most_cost: float
 ) -> tuple[Tensor, Tensor]:
     """Bound how far rows of the outputs fall and rise, by linear relaxation and, where they cost little, by models."""
     network = facts.network
