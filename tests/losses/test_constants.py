@@ -22,6 +22,7 @@ from curvcert.operators import Identity, NormBounds, Zero
 from curvcert.operators.estimates import NormEstimates
 from tests.bounds.curvature.search import ROUNDING, CurvatureSearch
 from tests.losses.cases import F64, MODELS, conv, dense
+from tests.module_families import SMOOTH_MODULES, ModuleGraph
 
 NAMES = ("lipschitz", "curvature", "pair_lipschitz", "pair_curvature")
 
@@ -225,3 +226,20 @@ def test_unrolled_by_sizes_is_exact_for_one_neuron() -> None:
     _, pairs = problems(trace(model.eval(), torch.zeros(1, 1, dtype=F64)))
     bound = unrolled_sizes_bound(pairs, NormBounds())
     assert float(bound) == pytest.approx(3 * 9 * 4 / 27**0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("graph", SMOOTH_MODULES, ids=lambda graph: graph.name)
+def test_constants_of_graphs_approach_the_bounds(graph: ModuleGraph) -> None:
+    model = graph.model().to(F64)
+    whole, pairs = problems(trace(model, graph.inputs()))
+    upper = {
+        "lipschitz": liplt_bound(whole, NormBounds()).value,
+        "curvature": compositional_bound(whole, NormBounds(), ["product"]).value,
+        "pair_lipschitz": liplt_bound(pairs, NormBounds()).value,
+        "pair_curvature": unrolled_sizes_bound(pairs, NormBounds(), ["product"]).value,
+    }
+    constants = Constants(model, graph.inputs().to(F64), steps=60)
+    for key in NAMES:
+        found = [listed(key, getattr(constants(), key).detach()) for _ in range(3)][-1]
+        # A convolution's norms differ by what its border is counted as.
+        torch.testing.assert_close(found, upper[key], rtol=0.05 if len(graph.shape) > 1 else 1e-5, atol=0)

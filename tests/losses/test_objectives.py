@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from curvcert.bounds.curvature import curvature
-from curvcert.errors import InvalidInput, UnsupportedActivation
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.losses import (
     CertifiedMargin,
     CertifiedRadiusMaximisation,
@@ -28,6 +28,8 @@ from curvcert.losses import (
 )
 from curvcert.network import trace
 from tests.losses.cases import F64, MODELS, OBJECTIVES, dense
+from tests.module_families import SMOOTH_MODULES, ModuleGraph
+from tests.sampling import crossed
 
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -213,3 +215,39 @@ def test_backward_part_by_part_is_that_of_the_sum(nu: float) -> None:
         found.append([parameter.grad for parameter in model.parameters()])
     for left, right in zip(*found, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-14)
+
+
+GRAPH_OBJECTIVES = [name for name in OBJECTIVES if name != "certified-margin, quadratic"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "name"), crossed(SMOOTH_MODULES, GRAPH_OBJECTIVES, every=3))
+def test_objectives_of_graphs_have_the_gradients_of_differences(graph: ModuleGraph, name: str) -> None:
+    model, x, y = graph.model().to(F64), graph.inputs().to(F64), torch.tensor([0, 2, 1])
+    objective = OBJECTIVES[name](Constants(model, x[:1], steps=60))
+    for _ in range(4):
+        model.zero_grad()
+        found = objective(model, x, y, weight=0.7)
+        found.backward()
+    generator = torch.Generator().manual_seed(7)
+    direction = [torch.randn(p.shape, dtype=F64, generator=generator) for p in model.parameters()]
+    slope = sum(float((p.grad * d).sum()) for p, d in zip(model.parameters(), direction, strict=True))
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.add_(d, alpha=step)
+            value = float(objective(model, x, y, weight=0.7).loss)
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.add_(d, alpha=-step)
+        return value
+
+    assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-2, abs=1e-6)
+
+
+@pytest.mark.parametrize("graph", SMOOTH_MODULES[:1], ids=lambda graph: graph.name)
+def test_the_quadratic_certificate_refuses_graphs_by_name(graph: ModuleGraph) -> None:
+    model, x = graph.model(), graph.inputs()
+    objective = OBJECTIVES["certified-margin, quadratic"](Constants(model, x[:1]))
+    with pytest.raises(UnsupportedModule, match=f'got {graph.name}. Use certificate "line"'):
+        objective(model, x, torch.tensor([0, 2, 1]))

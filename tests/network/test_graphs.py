@@ -107,7 +107,7 @@ def test_a_graph_says_where_it_is_no_chain(graph: Graph) -> None:
         assert torch.allclose(Network.of_blocks(network.blocks)(inputs(network)), network(inputs(network)), rtol=1e-12)
         return
     assert "nodes" in repr(network)
-    with pytest.raises(UnsupportedBlock, match="is not supported"):
+    with pytest.raises(UnsupportedBlock, match="no place in a chain"):
         _ = network.blocks
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 import curvcert
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.network import Block
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.network.onnx_import import load_onnx
 from curvcert.operators import Conv2d
 from tests.network.onnx_models import agree, built, loaded, node, random, several
@@ -401,10 +402,13 @@ def test_activations(op: str, opset: int, attributes, tmp_path) -> None:
     agree(loaded(model, tmp_path), model)
 
 
-def test_two_uses_of_a_formula_part(tmp_path) -> None:
+def test_a_formula_whose_part_is_used_again(tmp_path) -> None:
     nodes = [node("Sigmoid", "x", to="a"), node("Mul", "x", "a", to="s"), node("Add", "s", "a")]
-    with pytest.raises(UnsupportedModule, match="two branches"):
-        loaded(built(nodes, V), tmp_path)
+    model = built(nodes, V)
+    network = loaded(model, tmp_path)
+    agree(network, model)
+    names = {found.activation.name for found in network.nodes if isinstance(found, ElementwiseNode)}
+    assert names == {"sigmoid", "silu"}
 
 
 def test_bounds_hold_on_a_transposed_network(tmp_path) -> None:

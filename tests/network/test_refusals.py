@@ -195,9 +195,6 @@ def _overwritten(x: Tensor) -> Tensor:
 
 
 GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
-    "skip around two activations": (lambda m, x: x + torch.tanh(m.a(torch.tanh(m.b(x)))), "more than one activation"),
-    "skip around a block": (lambda m, x: x + (lambda h: h + torch.tanh(m.a(h)))(m.b(x).sigmoid()), "activation"),
-    "sum of two branches": (lambda m, x: torch.tanh(m.a(x)) + torch.tanh(m.b(x)), "two branches"),
     "product": (lambda m, x: x * torch.sigmoid(m.a(x)), "a product of two values"),
     "square": (lambda m, x: x * x, "a product of two values"),
     "quotient": (lambda m, x: x / m.a(x), "a quotient of two values"),
@@ -221,7 +218,6 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "concatenation along the batch": (lambda m, x: torch.cat([x, x]), "dimension 0 is the batch"),
     "concatenation with a constant": (lambda m, x: torch.cat([x, m.a.weight], 1), "joining values with constants"),
     "concatenation that does not fit": (lambda m, x: torch.cat([x, x[:, None]], 1), "cannot be joined"),
-    "concatenation of two branches": (lambda m, x: torch.cat([m.a(x).tanh(), m.b(x).tanh()], 1), "two branches"),
     "concatenation into a buffer": (lambda m, x: torch.cat([x, x], 1, out=m.buffer), "cat"),
     "stack along the batch": (lambda m, x: torch.stack([x, x]), "dimension 0 is the batch"),
     "flip of the batch": (lambda m, x: x.flip(0), "dimension 0 is the batch"),

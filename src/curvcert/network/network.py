@@ -67,10 +67,7 @@ class Network:
             return self.made_of
         found = next(self._maps(), Identity((), torch.float64))
         like = Identity((), found.dtype, found.device)
-        try:
-            return chain_of(self.nodes, like, self.live)
-        except UnsupportedModule as error:
-            raise UnsupportedBlock(str(error)) from error
+        return chain_of(self.nodes, like, self.live)
 
     @property
     def is_chain(self) -> bool:

@@ -43,8 +43,8 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Net
     Covers opset 9 and later, and what both of PyTorch's exporters write: Gemm, MatMul, Conv (two-dimensional, any
     padding), BatchNormalization, AveragePool, GlobalAveragePool, ReduceMean over the last dimensions, Flatten,
     Reshape, Squeeze, Unsqueeze, Transpose (the batch stays first), Concat, Slice, Split, Gather, Pad by zeros, Add,
-    Sub, Mul and Div by constants, Neg, Identity, Dropout, shapes computed on the way, residual sums around one
-    activation; Tanh, Sigmoid, Softplus, Elu, Celu, Gelu, Erf, Softsign, Mish, Swish, Sin, Atan, and GELU, SiLU,
+    Sub, Mul and Div by constants, Neg, Identity, Dropout, shapes computed on the way, sums and differences of any
+    values; Tanh, Sigmoid, Softplus, Elu, Celu, Gelu, Erf, Softsign, Mish, Swish, Sin, Atan, and GELU, SiLU,
     Mish, softsign, x/sqrt(1+x^2) and PyTorch's softplus written out; Relu, LeakyRelu, Selu, Clip and MaxPool for
     Lipschitz bounds. Needs `curvcert[onnx]`.
 

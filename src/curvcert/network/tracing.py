@@ -30,9 +30,9 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
 
     Covers what is built from Linear, Conv2d, Flatten, AvgPool2d, BatchNorm (eval), Dropout (eval),
     Identity, arithmetic with constants (a normalisation), every activation of the table, slices, chunks,
-    flips, permutations, concatenations and padding by zeros, and residual sums around one activation;
-    ReLU-like kinks and max-pooling for Lipschitz bounds.  `example_input` gives the input's shape, batch
-    dimension included.
+    flips, permutations, concatenations and padding by zeros, joined by skips and sums in any way, layers
+    and values used many times included; ReLU-like kinks and max-pooling for Lipschitz bounds.
+    `example_input` gives the input's shape, batch dimension included.
 
     The weights are copied in float64, as the exact values that they hold, and are never multiplied
     together.  Three coefficients are rounded to float64 once, and the Network is the one with the rounded

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import Activation
-from curvcert.errors import UnsupportedBlock, UnsupportedModule
+from curvcert.errors import UnsupportedBlock
 from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool, add_offsets, fold_offset
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
 from curvcert.network.rewriting.sll import starts_of_contractions
@@ -131,7 +131,7 @@ def chain_of(nodes: Sequence[AbstractNode], like: AbstractLinearMap, live: bool)
     `like` gives the dtype and device of its maps; the offsets of a live network have no numbers.
 
     Raises:
-        UnsupportedModule: where it is no composition of blocks, with the node's name.
+        UnsupportedBlock: where it is no composition of blocks, with the node's name.
     """
     found: list[_Expression] = []
     starts = starts_of_contractions(nodes)
@@ -158,7 +158,7 @@ def _expression(
             chain = (*before.closed(), Link(node.pool, None, k))
             return _starting(chain, k, node.shape, before.H, before.c)
         case _:
-            raise UnsupportedModule(f"{node.name}: a {type(node).__name__} is no part of a chain of blocks.")
+            raise UnsupportedBlock(f"{node.name}: a {type(node).__name__} is no part of a chain of blocks.")
 
 
 def _starting(chain: Chain, number: int, shape: Shape, like: AbstractLinearMap, offset: Tensor) -> _Expression:
@@ -176,7 +176,7 @@ def _summed(terms: list[_Expression], node: AffineNode) -> _Expression:
 def _plus(left: _Expression, right: _Expression, name: str) -> _Expression:
     left, right = _on_the_same_chain(left, right, name)
     if _count(left) + _count(right) > _MOST_MAPS:
-        raise UnsupportedModule(f"{name}: a sum of over {_MOST_MAPS} linear maps is not supported.")
+        raise UnsupportedBlock(f"{name}: a block with over {_MOST_MAPS} linear maps is not written out.")
     branch = _sum_of_branches(left.branch, right.branch, name)
     return replace(left.shift(right.c, right.c_error), H=left.H + right.H, branch=branch)
 
@@ -203,9 +203,9 @@ def _on_the_same_chain(left: _Expression, right: _Expression, name: str) -> tupl
     for pair in ((left, right), (left.settled(), right), (left, right.settled())):
         if pair[0].chain is pair[1].chain:
             return pair
-    raise UnsupportedModule(
-        f"{name}: a skip around more than one activation, or around a whole block, is not supported. "
-        "Split the branch into residual blocks with one activation each."
+    raise UnsupportedBlock(
+        f"{name}: a skip around more than one activation, or around a whole block, has no place in a chain of blocks. "
+        "Read the network as `nodes` or `units`."
     )
 
 
@@ -213,9 +213,9 @@ def _sum_of_branches(left: _Branch | None, right: _Branch | None, name: str) -> 
     if left is None or right is None:
         return left or right
     if left.hidden is not right.hidden:
-        raise UnsupportedModule(
-            f"{name}: a sum or concatenation of two branches with an activation each is not supported. "
-            "Concatenate their weights into one branch."
+        raise UnsupportedBlock(
+            f"{name}: a sum or concatenation of two branches with an activation each has no place in a chain of "
+            "blocks. Read the network as `nodes` or `units`."
         )
     return _Branch(left.G + right.G, left.hidden)
 
