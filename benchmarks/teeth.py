@@ -316,8 +316,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     commit = commit_of(ROOT)
     found, clean = (bite_by_audit if options.audit else bite)(faults, ROOT, console)
-    command = " ".join(["python -m benchmarks.teeth", *(["--audit"] if options.audit else []), *(f"--fault {name}" for name in options.fault)])
-    console.print(f"recorded in {append_to_record(command, commit, found, clean, "audit" if options.audit else "tests")}", markup=False)
+    command = " ".join(
+        [
+            "python -m benchmarks.teeth",
+            *(["--audit"] if options.audit else []),
+            *(f"--fault {name}" for name in options.fault),
+        ]
+    )
+    path = append_to_record(command, commit, found, clean, "audit" if options.audit else "tests")
+    console.print(f"recorded in {path}", markup=False)
     missed = [name for name, outcome in found.items() if not outcome["found"]]
     console.print(f"{len(found) - len(missed)} of {len(found)} faults found", markup=False)
     raise SystemExit(1 if missed else 0)

@@ -191,4 +191,4 @@ def test_an_audit_finds_a_short_method_out(kind, monkeypatch) -> None:
     monkeypatch.setattr("curvcert.falsifier.random_networks.FAMILIES", tight)
     result = audit(seed=5, networks=2, effort=Effort(anchors=3, samples=1, dear=0.0, best=0.0))
     kinds = {example.kind for example in result.findings.counterexamples}
-    assert kinds == {kind}
+    assert kinds and kinds <= ({"lipschitz"} if kind == "lipschitz" else {"curvature", "bend"})
