@@ -7,7 +7,7 @@ Hardware: whatever it runs on; the record says which.  Each process takes one co
 Trials: every aimed network; networks 0, 1, 2 ... of the seed, with everything that is asked of them; then those of the
 next seed, of which many samples each are certified by the dear methods, half of them within a box.
 
-    python -m benchmarks.audit [--networks 150] [--radii 1000000] [--seed 0] [--workers 1] [--minutes M] [--quick]
+    python -m benchmarks.audit [--networks 60] [--radii 1000000] [--seed 0] [--workers 1] [--minutes M] [--quick]
 
 Every network that is done is noted in --parts.  The same command goes on from there, as long as the code of the library
 is the same; with --minutes it ends after so long, and the record holds what there is.
@@ -33,7 +33,7 @@ from benchmarks.harness import ROOT, write_record
 from curvcert.falsifier import AIMS, Audit, Effort, audit_aim, audit_network, save_counterexample
 from curvcert.falsifier.random_graphs import GRAPHS
 
-RADII = Effort(samples=1024, dear=1.0, boxed=0.5, parts=("certificates", "outputs"))
+RADII = Effort(samples=4096, dear=1.0, boxed=0.5, parts=("certificates", "outputs"))
 """What is asked where radii are what counts: many samples of each network, by a dear method."""
 
 Counts = dict[str, Any]
@@ -152,7 +152,7 @@ def _blocks(phase: Phase, parts: Parts, workers: int, until: float) -> Iterator[
 def main() -> None:
     """Attack and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=int, default=150, help="random networks of which everything is asked")
+    parser.add_argument("--networks", type=int, default=60, help="random networks of which everything is asked")
     parser.add_argument("--radii", type=int, default=1_000_000, help="comparisons of radii, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes; the networks are the same for any number")
