@@ -30,7 +30,7 @@ def test_auto_is_never_below_any_method(p: float) -> None:
 def test_it_wins_on_trained_networks_and_says_so(kind: str) -> None:
     network = trained(kind, False)
     x, y = digits(30)
-    cert = certify(network, x, y)
+    cert = certify(network, x, y, method="checkable")
     run = cert.local_radius.isfinite() & cert.correct
     won = torch.tensor([name == "shell" for name in cert.method])
     assert int((won & cert.correct).sum()) >= 5
@@ -55,7 +55,7 @@ def test_radii_to_decide_leave_the_decided_alone(monkeypatch: pytest.MonkeyPatch
     original = shell.shell_radii
 
     def counted(layers: object, query: Query) -> torch.Tensor:
-        asked.append(len(query.x))
+        asked.append(len(query.label))
         return original(layers, query)
 
     monkeypatch.setattr(shell, "shell_radii", counted)
@@ -113,7 +113,7 @@ def test_shells_with_the_same_constants_are_walked_once(monkeypatch: pytest.Monk
     original, asked = shell.shell_radii, []
 
     def counted(layers: object, query: Query) -> torch.Tensor:
-        asked.append(len(query.x))
+        asked.append(len(query.label))
         return original(layers, query)
 
     monkeypatch.setattr(shell, "shell_radii", counted)

@@ -43,7 +43,7 @@ CERTIFY = {
     "nets:small shape.npz": "InvalidInput: 1: Linear expects 64 features, got",
     "nets:relu digits --method compositional": "UnsupportedActivation: Activation 'relu' has a kink",
     "nets:small digits --p 0.5": "InvalidInput: p must satisfy 1 <= p <= inf, got 0.5.",
-    "nets:small digits --method magic": "InvalidInput: Unknown method 'magic'. Choose one of: auto, lipschitz",
+    "nets:small digits --method magic": "InvalidInput: Unknown method 'magic'. Choose one of: auto, checkable",
     "corrupt.onnx digits": "InvalidInput: corrupt.onnx is not an ONNX model",
     "nets:small empty.npz": "InvalidInput: empty.npz: expected x of shape (samples, ...), at least one sample",
     "nets:small digits --out file": "InvalidInput: Cannot write into file",

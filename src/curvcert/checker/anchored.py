@@ -76,7 +76,8 @@ def views_of(facts: Facts, passed: Passed) -> list[Seen | None]:
 def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: list[Seen | None], label: int) -> Array:
     """Return curvature constants of f_i - f_label anchored at one input, for all i; 0 for the label."""
     blocks = facts.blocks
-    L, jacobians = _anchored_constants(facts, views), jacobians_at(facts, passed)
+    slopes = [None if view is None else (view.low, view.high) for view in views]
+    L, jacobians = _constants_seen(facts, slopes), jacobians_at(facts, passed)
     K, total = {0: 0.0}, np.zeros(blocks.classes)
     for k, (piece, view) in enumerate(zip(blocks.pieces, views, strict=True)):
         before = stacked_size([L[source] for source in piece.sources], 2)
@@ -176,15 +177,40 @@ def slopes_seen(facts: Facts, passed: Passed) -> list[tuple[Array, Array] | None
     return found
 
 
-def _anchored_constants(facts: Facts, views: list[Seen | None]) -> dict[int, float]:
-    """Return Lipschitz constants of x -> v as seen from one input, for every value that a block reads."""
+def pairs_seen_block_by_block(facts: Facts, slopes: list[tuple[Array, Array] | None], label: int) -> Array:
+    """Return l2 Lipschitz constants of f_i - f_label as seen from one input, for all i, block after block.
+
+    No more than those by paths is known: neither way is always the smaller one.
+    """
+    L = _constants_seen(facts, slopes)
+    piece, (_, outer, skip) = facts.blocks.last, read_outs(facts.blocks, label)
+    read, straight = [L[source] for source in piece.sources], np.zeros(facts.blocks.classes)
+    if skip is not None:
+        straight = row_lengths(skip, 2) * stacked_size(read, 2)
+        parts = zip(piece.split(skip), read, strict=True)
+        straight = np.minimum(straight, sum((row_lengths(A, 2) * one for A, one in parts), np.zeros(len(straight))))
+    if slopes[-1] is None:
+        return up(straight, 8 + 2 * len(read))
+    through = _rows_behind(facts, outer, slopes[-1]) * stacked_size(read, 2)
+    return up(straight + through, 8 + 2 * len(read))
+
+
+def _rows_behind(facts: Facts, outer: Enclosed, slopes: tuple[Array, Array]) -> Array:
+    """Bound the length of every row u' D W, W of the last block and D of any slopes in between."""
+    k, steep = len(facts.parts) - 1, np.maximum(np.abs(slopes[0]), np.abs(slopes[1]))
+    together = row_lengths(outer, 2) * weighted_norm(facts, k, steep)
+    return np.minimum(together, up(lengths(steep * outer.size, 2, 1)) * facts.parts[k].W)
+
+
+def _constants_seen(facts: Facts, slopes: list[tuple[Array, Array] | None]) -> dict[int, float]:
+    """Return l2 Lipschitz constants of x -> v as seen from one input, for every value that a block reads."""
     found = {0: 1.0}
-    by_paths = growth_seen(facts, [None if view is None else (view.low, view.high) for view in views], 2.0)
-    for k, (piece, view) in enumerate(zip(facts.blocks.pieces[:-1], views, strict=False)):
+    by_paths = growth_seen(facts, slopes, 2.0)
+    for k, (piece, slope) in enumerate(zip(facts.blocks.pieces[:-1], slopes, strict=False)):
         part, read = facts.parts[k], [found[source] for source in piece.sources]
-        grown = part.product if view is None else block_growth(facts, k, view.low, view.high)
+        grown = part.product if slope is None else block_growth(facts, k, *slope)
         L = stacked_size(read, 2) * grown
-        if view is None:
+        if slope is None:
             L = min(L, sum(norm * one for norm, one in zip(part.H_parts, read, strict=True)))
         found[piece.output] = min(raised(L, 8 + 2 * len(read)), facts.growth.values[piece.output])
         if by_paths is not None:
@@ -253,9 +279,7 @@ def _last_step(facts: Facts, view: Seen | None, known: list[float], L: float, ja
     whole = functional_steps(piece, part, outer, skip, 2.0)
     read = product(rows, part.linear)
     whole = np.minimum(whole, row_lengths(read, 2) + part.radius * row_lengths(outer, 2) * size)
-    steep = np.maximum(np.abs(view.at[0]), np.abs(view.at[1]))
-    there = straight + row_lengths(outer, 2) * weighted_norm(facts, k, steep)
-    there = np.minimum(there, straight + up(lengths(steep * outer.size, 2, 1)) * size)
+    there = straight + _rows_behind(facts, outer, view.at)
     if piece.H is not None:
         mu = 0.5 * sum(piece.act.slope)
         about = up(np.maximum(np.maximum(view.at[1] - mu, mu - view.at[0]), 0.0))

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.anchored import anchored_curvatures, growth_seen, slopes_seen, views_of
+from curvcert.checker.anchored import (
+    anchored_curvatures,
+    growth_seen,
+    pairs_seen_block_by_block,
+    slopes_seen,
+    views_of,
+)
 from curvcert.checker.evaluation import Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.findings import (
     BALLS,
@@ -180,6 +186,8 @@ class _Sample:
             for norm, factor in {p: 1.0, 2.0: float(up(np.sqrt(self.x.size))) if p == np.inf else 1.0}.items():
                 growth = growth_seen(facts, slopes, norm)
                 L = L if growth is None else np.minimum(L, up(factor * growth.pairs(self.label)))
+                if norm == 2.0:
+                    L = np.minimum(L, up(factor * pairs_seen_block_by_block(facts, slopes, self.label)))
             self._L_seen = L
         return self._L_seen
 

@@ -95,6 +95,8 @@ def largest_eigenvalues_upper_bound(
     >>> largest_eigenvalues_upper_bound(S, torch.zeros(2, dtype=torch.float64)).round(decimals=9)
     tensor([2., 3.], dtype=torch.float64)
     """
+    if not bool(torch.isfinite(matrices).all()):
+        raise OutOfRange("An eigenvalue bound needs finite numbers: these overflow. Rescale the weights.")
     symmetric, averaging = symmetrised(matrices)
     scale = power_of_two(symmetric.abs().amax(dim=(-2, -1)))
     scaled = symmetric / scale[:, None, None]

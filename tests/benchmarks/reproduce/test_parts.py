@@ -51,7 +51,7 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
     assert set(TABLE_1) <= set(RECIPES)
     for (model, _), name in RECIPES.items():
         assert experiment_recipe(name).architecture == model
-    assert set(RECIPES.values()) | {"mnist-depth", "mnist-6f-ccrc"} == set(experiment_recipes())
+    assert set(RECIPES.values()) | {"mnist-depth", "mnist-6f-ccrc", "6c2f-quadratic"} == set(experiment_recipes())
 
 
 @pytest.mark.parametrize("name", ["6f-ccrc", "6c2f-ccrc", "lip-3c1f-sll-ccrc"])
