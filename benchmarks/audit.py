@@ -5,9 +5,12 @@ included) and 10^5 on graphs that are no chains.  A check is one value of a boun
 with one ascended or attacked value; a radius counts as attacked once, whatever the number of starts.
 Hardware: whatever it runs on; the record says which.  Each process takes one core.
 Trials: every aimed network; networks 0, 1, 2 ... of the seed, with everything that is asked of them; then those of the
-next seed, of which many samples each are certified by the dear methods, half of them within a box.
+next seed, of which many samples each are certified by the dear methods, half of them within a box.  With `--graphs` only
+those networks of the seed that are drawn as graphs of nodes (nested residual, densely joined, U-shaped, ...), in a
+record of their own.
 
-    python -m benchmarks.audit [--networks 60] [--radii 1000000] [--seed 0] [--workers 1] [--minutes M] [--quick]
+    python -m benchmarks.audit [--networks 60] [--checks 0] [--radii 1000000] [--seed 0] [--workers 1] [--graphs]
+        [--minutes M] [--quick]
 
 Every network that is done is noted in --parts.  The same command goes on from there, as long as the code of the library
 is the same; with --minutes it ends after so long, and the record holds what there is.
@@ -31,7 +34,9 @@ from rich.console import Console
 
 from benchmarks.harness import ROOT, write_record
 from curvcert.falsifier import AIMS, Audit, Effort, audit_aim, audit_network, save_counterexample
+from curvcert.falsifier.draws import Draw
 from curvcert.falsifier.random_graphs import GRAPHS
+from curvcert.falsifier.random_networks import random_network
 
 RADII = Effort(samples=4096, dear=1.0, boxed=0.5, parts=("certificates", "outputs"))
 """What is asked where radii are what counts: many samples of each network, by a dear method."""
@@ -41,11 +46,12 @@ Counts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of the audit: how network k of it is audited, and whether enough was counted."""
+    """One part of the audit: how a network of it is audited, and whether enough was counted in it and in all parts."""
 
     name: str
     one: Callable[[int], Audit]
-    enough: Callable[[int, Counts], bool]
+    enough: Callable[[Counts, Counts], bool]
+    drawn: Callable[[int], bool] = lambda _: True
 
 
 def _aimed(k: int, seed: int) -> Audit:
@@ -62,13 +68,28 @@ def _compared_radii(counts: Counts) -> int:
     return int(counts.get("checks_by_kind", {}).get("radius", 0))
 
 
-def phases(seed: int, networks: int, radii: int) -> tuple[Phase, ...]:
+def phases(seed: int, networks: int, checks: int, radii: int) -> tuple[Phase, ...]:
     """Return the parts of an audit, in the order in which they are done."""
     return (
-        Phase("aimed", partial(_aimed, seed=seed), lambda k, _: k >= len(AIMS)),
-        Phase("random", partial(_random, seed=seed, effort=Effort()), lambda k, _: k >= networks),
+        Phase("aimed", partial(_aimed, seed=seed), lambda own, _: own.get("aimed_networks", 0) >= len(AIMS)),
+        Phase("random", partial(_random, seed=seed, effort=Effort()), _reached(networks, checks)),
         Phase("radii", partial(_random, seed=seed + 1, effort=RADII), lambda _, all_: _compared_radii(all_) >= radii),
     )
+
+
+def graphs_alone(seed: int, networks: int, checks: int) -> Phase:
+    """Return the audit of networks that are drawn as graphs of nodes."""
+    one = partial(_random, seed=seed, effort=Effort())
+    return Phase("graphs", one, _reached(networks, checks), lambda k: is_graph(seed, k))
+
+
+def is_graph(seed: int, index: int) -> bool:
+    """Whether a network of an audit is drawn as a graph of nodes."""
+    return random_network(Draw.of(seed, index)).family in GRAPHS
+
+
+def _reached(networks: int, checks: int) -> Callable[[Counts, Counts], bool]:
+    return lambda own, _: own.get("networks", 0) >= networks and own.get("checks", 0) >= checks
 
 
 def merged(counts: Iterable[Counts]) -> Counts:
@@ -93,12 +114,12 @@ def merged(counts: Iterable[Counts]) -> Counts:
 class Parts:
     """What was done so far, a line of JSON for every network; of other code nothing counts."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._code = path, _code()
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path, self._code, self._seed = path, _code(), seed
         self.done: dict[tuple[str, int], Counts] = {}
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         for part in map(json.loads, lines):
-            if part["code"] == self._code:
+            if part["code"] == self._code and part["seed"] == seed:
                 self.done[part["phase"], part["index"]] = part["counts"]
 
     def add(self, phase: str, index: int, counts: Counts) -> None:
@@ -106,7 +127,10 @@ class Parts:
         self.done[phase, index] = counts
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"code": self._code, "phase": phase, "index": index, "counts": counts}) + "\n")
+            file.write(
+                json.dumps({"code": self._code, "seed": self._seed, "phase": phase, "index": index, "counts": counts})
+                + "\n"
+            )
 
     def of(self, phase: str) -> Counts:
         """Return what a phase has counted."""
@@ -136,23 +160,17 @@ def run(phase: Phase, parts: Parts, workers: int, until: float, keep: Path, cons
 
 
 def _blocks(phase: Phase, parts: Parts, workers: int, until: float) -> Iterator[list[int]]:
-    left = (k for k in count() if (phase.name, k) not in parts.done)
-    while time.monotonic() < until:
-        total = merged(parts.done.values())
-        block: list[int] = []
-        for k in islice(left, 4 * workers):
-            if phase.enough(k, total):
-                break
-            block.append(k)
-        if not block:
-            return
-        yield block
+    left = (k for k in count() if (phase.name, k) not in parts.done and phase.drawn(k))
+    while time.monotonic() < until and not phase.enough(parts.of(phase.name), merged(parts.done.values())):
+        yield list(islice(left, workers))
 
 
 def main() -> None:
     """Attack and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=int, default=60, help="random networks of which everything is asked")
+    parser.add_argument("--checks", type=int, default=0, help="checks of these networks, at least")
+    parser.add_argument("--graphs", action="store_true", help="only networks that are drawn as graphs of nodes")
     parser.add_argument("--radii", type=int, default=1_000_000, help="comparisons of radii, at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes; the networks are the same for any number")
@@ -163,20 +181,23 @@ def main() -> None:
     options = parser.parse_args()
     networks, radii = (5, 1_000) if options.quick else (options.networks, options.radii)
     console, until = Console(soft_wrap=True), time.monotonic() + 60 * options.minutes
-    parts = Parts(options.parts.with_suffix(".quick.jsonl") if options.quick else options.parts)
-    each = phases(options.seed, networks, radii)
+    parts = Parts(options.parts.with_suffix(".quick.jsonl") if options.quick else options.parts, options.seed)
+    each = phases(options.seed, networks, options.checks, radii)
+    each = (graphs_alone(options.seed, networks, options.checks),) if options.graphs else each
     for phase in each:
         run(phase, parts, options.workers, until, options.counterexamples, console)
-    figures = merged(parts.done.values())
+    figures = merged(parts.of(phase.name) for phase in each)
     figures["checks_on_graphs"] = sum(figures["checks_by_family"].get(name, 0) for name in GRAPHS)
     figures["phases"] = {phase.name: _summary(parts.of(phase.name)) for phase in each}
     cells = ("checks_by_cell", "checks_by_family", "activations", "refusals", "searches")
     console.print({key: value for key, value in figures.items() if key not in cells})
     if not options.quick:
-        command = f"python -m benchmarks.audit --networks {networks} --radii {radii} --seed {options.seed}"
+        asked = f"--networks {networks} --checks {options.checks} --seed {options.seed}"
+        command = f"python -m benchmarks.audit {asked} {'--graphs' if options.graphs else f'--radii {radii}'}"
         efforts = {"random": asdict(Effort()), "radii": asdict(RADII)}
-        config = {"networks": networks, "radii": radii, "efforts": efforts, "threads": 1}
-        console.print(f"recorded in {write_record('audit', command, options.seed, config, figures)}")
+        config = {"networks": networks, "checks": options.checks, "radii": radii, "efforts": efforts, "threads": 1}
+        name = "audit_graphs" if options.graphs else "audit"
+        console.print(f"recorded in {write_record(name, command, options.seed, config, figures)}")
     raise SystemExit(1 if figures["violations"] else 0)
 
 
