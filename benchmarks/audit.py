@@ -5,9 +5,9 @@ included) and 10^5 on graphs that are no chains.  A check is one value of a boun
 with one ascended or attacked value; a radius counts as attacked once, whatever the number of starts.
 Hardware: whatever it runs on; the record says which.  Each process takes one core.
 Trials: every aimed network; networks 0, 1, 2 ... of the seed, with everything that is asked of them; then those of the
-next seed, of which many samples each are certified by the dear methods, half of them within a box.  With `--graphs` only
-those networks of the seed that are drawn as graphs of nodes (nested residual, densely joined, U-shaped, ...), in a
-record of their own.
+next seed, of which many samples each are certified by the dear methods, half of them within a box.  With `--graphs`
+only those networks of the seed that are drawn as graphs of nodes (nested residual, densely joined, U-shaped, ...), in
+a record of their own.
 
     python -m benchmarks.audit [--networks 60] [--checks 0] [--radii 1000000] [--seed 0] [--workers 1] [--graphs]
         [--minutes M] [--quick]
@@ -52,6 +52,7 @@ class Phase:
     one: Callable[[int], Audit]
     enough: Callable[[Counts, Counts], bool]
     drawn: Callable[[int], bool] = lambda _: True
+    limit: int | None = None
 
 
 def _aimed(k: int, seed: int) -> Audit:
@@ -71,7 +72,7 @@ def _compared_radii(counts: Counts) -> int:
 def phases(seed: int, networks: int, checks: int, radii: int) -> tuple[Phase, ...]:
     """Return the parts of an audit, in the order in which they are done."""
     return (
-        Phase("aimed", partial(_aimed, seed=seed), lambda own, _: own.get("aimed_networks", 0) >= len(AIMS)),
+        Phase("aimed", partial(_aimed, seed=seed), lambda *_: False, limit=len(AIMS)),
         Phase("random", partial(_random, seed=seed, effort=Effort()), _reached(networks, checks)),
         Phase("radii", partial(_random, seed=seed + 1, effort=RADII), lambda _, all_: _compared_radii(all_) >= radii),
     )
@@ -160,9 +161,13 @@ def run(phase: Phase, parts: Parts, workers: int, until: float, keep: Path, cons
 
 
 def _blocks(phase: Phase, parts: Parts, workers: int, until: float) -> Iterator[list[int]]:
-    left = (k for k in count() if (phase.name, k) not in parts.done and phase.drawn(k))
+    numbers = count() if phase.limit is None else range(phase.limit)
+    left = (k for k in numbers if (phase.name, k) not in parts.done and phase.drawn(k))
     while time.monotonic() < until and not phase.enough(parts.of(phase.name), merged(parts.done.values())):
-        yield list(islice(left, workers))
+        block = list(islice(left, workers))
+        if not block:
+            return
+        yield block
 
 
 def main() -> None:
