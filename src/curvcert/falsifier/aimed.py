@@ -5,6 +5,7 @@ that a fault would change; neurons in parallel, convolutions, skips and shared v
 its own applies.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +21,9 @@ from curvcert.falsifier.session import CHEAP, DEAR, Asked, Session
 from curvcert.network import MaxPool, Network
 from curvcert.network.builder import Value, concat, start
 from curvcert.network.rewriting.fusion import fused
-from curvcert.operators import Conv2d, Dense
+from curvcert.operators import Conv2d, Dense, Diagonal
 
-INFINITY = float("inf")
+INFINITY = math.inf
 Rows = Sequence[Sequence[float]]
 Layers = Sequence[tuple[Rows, Sequence[float]]]
 """Weights and offsets, one layer after another."""
@@ -38,6 +39,7 @@ L2 = _asked((2, 2))
 PAIRS = _asked((2, 2), pair=True)
 USUAL = _asked((2, 2), (1, 1), (INFINITY, INFINITY))
 MIXED = _asked((3, 3), (1.5, 1.5), (1, 2), (2, INFINITY), (INFINITY, 2), (2, 2))
+FALLING = (Asked("lipschitz", logit=1), Asked("curvature", logit=1))
 STEEP = tuple(asked for asked in USUAL if asked.kind == "lipschitz")
 
 
@@ -71,9 +73,14 @@ class Aim:
         for asked in self.bounds:
             if asked.kind == "lipschitz" or session.smooth:
                 yield from session.bounds(asked, x, r)
+        if not self.norms:
+            return
+        # One label is another class: what is misclassified has no radius.
+        labels = session.network(self.x).flatten(1).argmax(dim=1)
+        labels[-1] = (labels[-1] + 1) % session.network.outputs
         for p in self.norms:
             for method in session.applicable(CHEAP + DEAR, p):
-                yield from session.certificate(method, p, self.x, None)
+                yield from session.certificate(method, p, self.x, labels)
 
 
 def _tensor(rows: Sequence[float] | Rows) -> Tensor:
@@ -154,10 +161,26 @@ def _neurons() -> Iterator[Aim]:
     yield Aim("falling slopes", partial(_chain, _scalar((1.0, 0.1)), leaky_relu(-3.0)), _line(5), L2)
 
 
-def _residual(weight: float, step: float) -> Network:
-    """Return x - step w' tanh(w x), of one dimension."""
-    x = _input(1)
-    return _made(x.plus(_dense(_layer(x, [[weight]], TANH), [[-step * weight]]), "skip"))
+def _across(rows: Rows, last: Sequence[float]) -> Network:
+    """Return two classes told apart by -0.2 + 0.1 x + what -cos of the first neurons adds, which is flat at 0."""
+    x = _input(2)
+    z = _layer(x, [*rows, [0.05, 0.0]], SIN, [-math.pi / 2] * len(rows) + [0.0])
+    ends = [*last, 0.1 / 0.05]
+    return _made(_dense(z, [[0.5 * end for end in ends], [-0.5 * end for end in ends]], [-0.1 + 0.5 * sum(last), 0.1]))
+
+
+def _turning() -> Iterator[Aim]:
+    """Flat gradients along one axis, and all that bends across it: what a line certificate pays for."""
+    near = 0.05 * _cloud(5, 2)
+    yield Aim("a saddle across the line", partial(_across, [[1.0, 1.0], [1.0, -1.0]], [0.5, -0.5]), near, (), (2.0,))
+    yield Aim("a valley across the line", partial(_across, [[0.0, 1.0]], [1.0]), near, (), (2.0,))
+
+
+def _residual(weights: Sequence[float], steps: Sequence[float]) -> Network:
+    """Return x - W' D tanh(W x), of one neuron or of several that do not meet."""
+    x = _input(len(weights))
+    W, D = Dense(torch.diag(_tensor(weights))), Diagonal(_tensor(steps), (len(steps),))
+    return _made(x.plus(x.linear(W).activate(TANH, "tanh").linear(-1.0 * (W.T @ D)), "skip"))
 
 
 def _several_activations() -> Value:
@@ -182,9 +205,9 @@ def _skips() -> Value:
 
 def _graphs() -> Iterator[Aim]:
     """Skips, values that are read several times, layers in several parts, and pooling whose windows overlap."""
-    yield Aim("a skip that stretches", partial(_residual, 2.0, 0.75), _line(9), L2)
-    yield Aim("a skip that contracts", partial(_residual, 2.0, 0.4), _line(9), L2)
-    yield Aim("a skip that adds", partial(_residual, 1.0, -1.0), _line(9), L2)
+    yield Aim("a skip that stretches", partial(_residual, [2.0], [0.75]), _line(9), L2)
+    yield Aim("a skip that contracts", partial(_residual, [3.0, 1.0, 0.5], [0.1, 1.5, 4.0]), _cloud(6, 3), L2)
+    yield Aim("a skip that adds", partial(_residual, [1.0], [-1.0]), _line(9), L2)
     yield Aim("two activations of a value", lambda: _made(_several_activations()), _line(9), L2)
     yield Aim("a layer in parts", lambda: _made(_parts(3)), _cloud(6, 2), USUAL)
     yield Aim("a sum of parts", lambda: _made(_dense(_parts(3), [[1.0, 1.0, 1.0]])), _cloud(6, 2), USUAL)
@@ -207,13 +230,13 @@ def _lines() -> Iterator[Aim]:
         ("one neuron", _scalar((1.0, 0.0)), TANH, 0.3),
         ("one neuron", _scalar((1.0, 0.0)), SIN, 0.3),
         ("a steep neuron", _scalar((3.0, 0.4)), sigmoid, 0.6),
-        ("two layers", _scalar((1.0, 0.3), (2.0, -0.2)), TANH, 0.3),
+        ("two layers", _scalar((2.0, 0.3), (1.0, -0.2)), TANH, 0.3),
         ("two layers", _scalar((1.0, 0.3), (2.0, -0.2)), silu, 0.3),
         ("three layers", _scalar((1.2, 0.0), (1.5, 0.4), (1.5, -0.3)), TANH, 0.3),
     )
     for name, layers, activation, level in cases:
         network = partial(_classes, layers, activation, level)
-        yield Aim(f"{name}, {activation.name}", network, _line(17), L2, (2.0,))
+        yield Aim(f"{name}, {activation.name}", network, _line(17), L2 + FALLING, (2.0,))
     valley = partial(_classes, _scalar((1.0, 0.0)), SIN, -0.98)
     yield Aim("a valley", valley, _tensor([[-1.5707963267948966], [-1.4], [-1.7]]), L2, (2.0,))
 
@@ -243,5 +266,5 @@ def _convolutions() -> Iterator[Aim]:
         yield Aim(name, partial(_image, conv), _cloud(1, *conv.in_shape), STEEP[:1], anchors=0)
 
 
-AIMS: tuple[Aim, ...] = (*_neurons(), *_graphs(), *_norms(), *_lines(), *_activations(), *_convolutions())
+AIMS: tuple[Aim, ...] = (*_neurons(), *_turning(), *_graphs(), *_norms(), *_lines(), *_activations(), *_convolutions())
 """The aimed networks, in the order in which an audit meets them."""

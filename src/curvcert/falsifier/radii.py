@@ -47,7 +47,8 @@ def claims_of(cert: Certificate) -> list[Claims]:
     `radius` is about all classes; the radius by one method counts where it differs from that, and the radius of a
     single class where it is larger.
     """
-    certified = cert.correct & (cert.radius > 0)
+    # Where it is misclassified a sample has no radius: one that is claimed is refuted by the sample itself.
+    certified = cert.radius > 0
     found = [_all_classes("radius", cert.radius, certified)]
     for name, value in cert.radii.items():
         differs = (value - cert.radius).abs() > _SAME * cert.radius
