@@ -3,9 +3,9 @@
 Claim: no sample of a certificate is refused, and every radius of a network that the checker's engines reach is proven
 again.  What no engine reaches is "cannot check", and counted.
 Hardware: whatever it runs on; the record says which.  One process, one thread.
-Trials: the first `--samples` images of the embedded MNIST sample or digits, certified with `method="checkable"`.  Networks
-on colour images, whose data is not part of the package, are given random images and their own labels, and certified with
-`method="product"`: their maps are beyond the checker's size.
+Trials: the first `--samples` images of the embedded MNIST sample or digits, certified with `method="checkable"`.
+Networks on colour images, whose data is not part of the package, are given random images and their own labels, and
+certified with `method="product"`: their maps are beyond the checker's size.
 
     python -m benchmarks.checks [--samples 20] [--networks NAME ...] [--quick]
 

@@ -2,14 +2,20 @@
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from benchmarks import harness, teeth
-from benchmarks.faults import FAULTS, Fault
+from benchmarks.faults import AUDITED, FAULTS, GROUPS, Fault
+from curvcert.activations import TANH
+from curvcert.bounds.lipschitz import lipschitz
 from curvcert.errors import InvalidInput
+from curvcert.falsifier import falsify_bound, save_counterexample
+from curvcert.falsifier.random_networks import single_neuron
 from curvcert.results import Record
 
 SOURCE = '''def area(a, b):
@@ -52,6 +58,34 @@ def test_every_fault_fits_todays_source() -> None:
         source = (teeth.ROOT / each.file).read_text(encoding="utf-8")
         ast.parse(teeth.patched(source, each, Path("mark")))
         assert all((teeth.ROOT / path).is_file() for path in each.tests), each.name
+
+
+def test_what_an_audit_is_to_find_is_a_fault() -> None:
+    assert set(AUDITED) <= {each.name for each in FAULTS} and len(set(AUDITED)) == len(AUDITED)
+
+
+def test_a_fault_is_found_by_an_audit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit of this library is a file with a counterexample, or none."""
+    example = root.parent / "example.safetensors"
+    network = single_neuron(TANH, 3.0)
+    short = replace(lipschitz(network), value=torch.tensor(2.8, dtype=torch.float64))
+    save_counterexample(falsify_bound(short, network, "lipschitz").counterexamples[0], example)
+    (root / "src/curvcert/__main__.py").write_text(
+        "import pathlib, shutil, sys\nfrom curvcert.areas import area\nif area(2, 3) == 6:\n    sys.exit(0)\n"
+        f"out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\nout.mkdir()\nshutil.copy({str(example)!r}, out)\n"
+        "sys.exit(1)\n"
+    )
+    found, _ = teeth.bite_by_audit(
+        [fault("sum", "* b", "+ b"), fault("same", "* b", "* (b + 0)")], root, Console(quiet=True)
+    )
+    assert found["sum"]["found"] and found["sum"]["claim"]
+    assert not found["same"]["found"] and "ended with 0" in found["same"]["why"]
+
+
+def test_the_table_counts_what_the_record_holds() -> None:
+    lines = teeth.table().splitlines()
+    assert len(lines) == 2 + len(GROUPS)
+    assert all(int(cell.split("|")[3]) <= int(cell.split("|")[2]) for cell in lines[2:])
 
 
 def test_the_mark_stands_in_front_of_the_statement_that_changes() -> None:
