@@ -130,7 +130,7 @@ def compared(peer: Peer, samples: int, folder: Path, norms: Mapping[str, float],
     for name, p in norms.items():
         attack = attacked(net, x, y, p, FARTHEST[name])
         figures[name] = _in_one_norm(net, crown, x, y, p, attack)
-        console.print(f"    {name}: {figures[name]}", highlight=False)
+        console.print(f"    {name}: {figures[name]}", highlight=False, markup=False)
     torch.set_default_dtype(torch.float32)
     return figures
 

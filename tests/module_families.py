@@ -161,3 +161,16 @@ MODULES = [
 SMOOTH_MODULES = [graph for graph in MODULES if graph.smooth]
 """Those that have a curvature."""
 NAMES = [graph.name for graph in MODULES]
+
+
+def trained(graph: ModuleGraph, steps: int = 60) -> nn.Module:
+    """Return the module after some steps of training in the ordinary way, on classes that a random direction cuts."""
+    model, x = graph.model(), torch.randn(200, *graph.shape, generator=torch.Generator().manual_seed(3))
+    projected = x.flatten(1) @ torch.linspace(-1.0, 1.0, x[0].numel())
+    y = (projected > -0.5).long() + (projected > 0.5).long()
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return model

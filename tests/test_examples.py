@@ -82,6 +82,12 @@ def test_save_and_check(printed) -> None:
     assert "for other inputs: contradicted - the input is another one" in text
 
 
+def test_verify_property(printed) -> None:
+    text = printed("verify_property.py")
+    assert "within 0.01: holds, proven over 1 box" in text
+    assert "within 0.2: violated" in text and "in place of a 2, proven" in text
+
+
 def test_attack_our_own(printed) -> None:
     text = printed("attack_our_own.py")
     assert "20 radii attacked, 0 violations" in text

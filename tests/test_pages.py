@@ -116,7 +116,7 @@ def provide(words: list[str]) -> list[str]:
     name = {"train": "digits"}.get(words[0], "NAME")
     certificate = "certified/certificate.safetensors"
     stand_for = {"MODEL": "model.safetensors", "DATA": "data.npz", "DIR": "certified", "NAME": name}
-    stand_for |= {"CERTIFICATE": certificate, "FILE": certificate}
+    stand_for |= {"CERTIFICATE": certificate, "FILE": certificate, "SPEC": "spec.vnnlib"}
     words = [stand_for.get(word, word) for word in words]
     for word in set(words) & MAKERS.keys():
         if not Path(word).exists():
@@ -134,6 +134,12 @@ def make_data(path: Path) -> None:
     np.savez(path, x=digits.as_float64()[:4].numpy(), y=digits.labels[:4].numpy())
 
 
+def make_spec(path: Path) -> None:
+    lines = [f"(declare-const X_{k} Real)(assert (<= X_{k} 0.5))(assert (>= X_{k} 0.5))" for k in range(64)]
+    lines += [f"(declare-const Y_{k} Real)" for k in range(10)]
+    path.write_text("\n".join([*lines, "(assert (>= Y_0 1e6))"]))
+
+
 def make_recipe(path: Path) -> None:
     path.write_text('data = "digits"\narchitecture = "digits"\nloss = "standard"\nepochs = 9\nepsilons = [0.1]\n')
 
@@ -148,6 +154,7 @@ def make_counterexample(path: Path) -> None:
 MAKERS = {
     "model.safetensors": make_model,
     "data.npz": make_data,
+    "spec.vnnlib": make_spec,
     "mine.toml": make_recipe,
     "counterexamples/lipschitz-0.safetensors": make_counterexample,
 }

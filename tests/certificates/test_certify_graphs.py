@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from curvcert import curvature, lipschitz, trace
 from curvcert.activations import torch_softplus
 from curvcert.bounds.lipschitz.problem import all_pairs
 from curvcert.certificates import Certificate, certify, load_certificate
 from curvcert.certificates.constants import pair_deviations
-from curvcert.falsifier import falsify
+from curvcert.falsifier import falsify, largest_hessian_lower_bound, largest_slope_lower_bound
 from curvcert.network import Network
 from curvcert.network.builder import start
 from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.norms import vector_norm
 from curvcert.reporting import report
 from tests.graph_families import GRAPHS, SMOOTH, Draw, Graph, finished
+from tests.module_families import MODULES, ModuleGraph, trained
+from tests.sampling import crossed
 
 F64 = torch.float64
 NORMS = [1.0, 2.0, math.inf]
@@ -41,8 +44,7 @@ def certified(graph: Graph, p: float) -> tuple[Network, Tensor, Certificate]:
 
 
 @pytest.mark.slow
-@every_graph
-@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, NORMS))
 def test_no_search_refutes_a_radius(graph: Graph, p: float) -> None:
     network, x, cert = certified(graph, p)
     # What raises no radius is not listed, or not tried; the next test, and their own, ask for each alone.
@@ -55,8 +57,10 @@ def test_no_search_refutes_a_radius(graph: Graph, p: float) -> None:
 
 
 @pytest.mark.slow
-@every_smooth
-@pytest.mark.parametrize("method", ["unrolled", "compositional", "anchored", "anchored-lipschitz", "shell", "line"])
+@pytest.mark.parametrize(
+    ("graph", "method"),
+    crossed(SMOOTH, ["unrolled", "compositional", "anchored", "anchored-lipschitz", "shell", "line"]),
+)
 def test_every_method_alone_is_no_better_than_all(graph: Graph, method: str) -> None:
     network, x, cert = certified(graph, 2.0)
     alone = certify(network, x, method=method)
@@ -119,3 +123,26 @@ def test_what_a_module_departs_from_its_network_is_within_the_deviation() -> Non
     off, allowed = (module[-1] - pairs.network(at)).abs().amax(dim=0), pair_deviations(pairs)
     assert bool((off > 0.01 * allowed).all())
     assert bool((off <= allowed).all())
+
+
+@cache
+def traced_after_training(graph: ModuleGraph) -> Network:
+    return trace(trained(graph), graph.inputs(1))
+
+
+@pytest.mark.parametrize("graph", MODULES, ids=lambda graph: graph.name)
+def test_no_search_exceeds_the_constants_of_a_trained_graph(graph: ModuleGraph) -> None:
+    network, starts = traced_after_training(graph), graph.inputs(10).double()
+    pair = network.difference(0, 1)
+    assert largest_slope_lower_bound(pair, starts, steps=5) <= float(lipschitz(network, pair=(0, 1)))
+    if graph.smooth:
+        assert largest_hessian_lower_bound(pair, starts, steps=5) <= float(curvature(network, pair=(0, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "p"), crossed(MODULES, NORMS, every=3))
+def test_no_search_refutes_a_radius_of_a_trained_graph(graph: ModuleGraph, p: float) -> None:
+    network, x = traced_after_training(graph), graph.inputs(2)
+    cert = certify(network, x, p=p)
+    assert bool((cert.radius > 0).all())
+    assert not falsify(network, x, cert.label, cert, restarts=1, steps=8).counterexamples

@@ -23,12 +23,12 @@ def test_version() -> None:
 
 def test_help_lists_the_subcommands() -> None:
     output = runner.invoke(cli.app, ["--help"]).output
-    for name in ("demo", "bound", "certify", "check", "train"):
+    for name in ("demo", "bound", "certify", "check", "verify", "train"):
         assert name in output
 
 
 def test_every_help_teaches_by_example() -> None:
-    for name in ("bound", "certify", "check", "train"):
+    for name in ("bound", "certify", "check", "verify", "train"):
         result = runner.invoke(cli.app, [name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
         assert result.exit_code == 0
         assert result.output.count(f"curvcert {name} ") >= 3

@@ -67,12 +67,17 @@ def output_bounds(
     """
     asked = asked_about(network, at, radius, p, box)
     rows, offset = functionals(network, C, c, len(asked.x))
-    facts = NetworkFacts(network, asked.p, NormBounds())
+    return bounded_over(NetworkFacts(network, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
+
+
+def bounded_over(facts: NetworkFacts, asked: "Asked", rows: Tensor, offset: Tensor, most_cost: float) -> Interval:
+    """Bound rows of the outputs, given what is known of the network's maps; Taylor models where they cost no more."""
+    network = facts.network
     lower, upper = [], []
     for part in _parts(facts, rows, asked.x):
         evaluation = evaluate_with_error(network, asked.x[part], facts.norms)
         own = rows.expand(len(asked.x), -1, -1)[part]
-        fall, rise = _changes(facts, evaluation, own, asked.part(part))
+        fall, rise = _changes(facts, evaluation, own, asked.part(part), most_cost)
         value, error = evaluation.output.value.flatten(1), evaluation.output.error.flatten(1)
         low, high = _functional_values(own, offset, value, error)
         lower.append(next_down(low - fall))
@@ -124,12 +129,14 @@ def asked_about(
     return Asked(_middle(lower, upper), problem.p, None, (lower, upper))
 
 
-def _changes(facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+def _changes(
+    facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, asked: Asked, most_cost: float
+) -> tuple[Tensor, Tensor]:
     """Bound how far rows of the outputs fall and rise, by linear relaxation and, where they cost little, by models."""
     network = facts.network
     shaped = rows.reshape(*rows.shape[:2], *network.out_shape)
     change = Relaxed(facts, evaluation, asked.region).change(len(network.nodes) - 1, shaped)
-    if asked.radius is None or models_cost(network) > _MODELS_COST:
+    if asked.radius is None or models_cost(network) > most_cost:
         return change.fall, change.rise
     # What holds in the whole ball holds in its cut with a box.
     both = TaylorModels(facts, evaluation, torch.cat([-rows, rows], dim=1), asked.radius).rise(asked.radius)
