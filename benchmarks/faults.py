@@ -1167,3 +1167,13 @@ FAULTS: tuple[Fault, ...] = (
     *TRAINING,
     *READERS,
 )
+
+AUDITED: tuple[str, ...] = (
+    "a-spectral-norm-3-percent-short",
+    "interpolated-from-the-wrong-end",
+    "a-Hadamard-bound-3-percent-short",
+    "a-vectorised-bound-with-one-norm",
+    "no-change-of-the-Jacobian-E",
+    "no-remainder-R",
+)
+"""The faults that `curvcert audit` finds as well."""

@@ -1,6 +1,7 @@
 """Faults injected one at a time into a copy of the repository: the tests named for each must find it.
 
-Claim: every fault of `benchmarks.faults` makes one of its tests fail, and the unpatched copy passes them all.
+Claim: every fault of `benchmarks.faults` makes one of its tests fail, and the unpatched copy passes them all.  With
+`--audit`: of those that `AUDITED` names, `curvcert audit` finds every one within two minutes of processor time.
 Hardware: whatever it runs on; the record says which.  One process at a time, one thread.
 Trials: for each set of test files, once what its faults name without a fault, then each fault until the first failure.
 
@@ -8,7 +9,7 @@ A fault counts as found when a test fails after the patched line ran, so a state
 command fails if a fault is not found, if its line did not run, if the unpatched copy reports anything, or if the
 tests named for the faults of a set take more than a minute of processor time.
 
-    python -m benchmarks.teeth [--fault NAME ...] [--list]
+    python -m benchmarks.teeth [--fault NAME ...] [--audit] [--list]
 
 Each run is appended to the record.
 """
@@ -32,15 +33,19 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.faults import FAULTS, Fault
+from benchmarks.faults import AUDITED, FAULTS, Fault
 from benchmarks.harness import read_record, write_record
 from curvcert.errors import InvalidInput
+from curvcert.falsifier import load_counterexample
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 60.0
 """Seconds of processor time that the tests named for a set of faults may take."""
 
-_PATIENCE = 600.0
+AUDIT_LIMIT = 120.0
+"""Seconds of processor time within which an audit finds a fault."""
+
+_PATIENCE = 1200.0
 """Seconds after which a run is given up: a fault may also make a loop endless."""
 
 _COPIED = ("src", "tests", "benchmarks", "examples", "conftest.py", "pyproject.toml")
@@ -129,19 +134,18 @@ def _write(path: Path, text: str) -> None:
 
 def run_tests(copy: Path, tests: Sequence[str], keyword: str) -> Outcome:
     """Run tests in the copy up to the first failure, with the same random examples each time."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        *tests,
-        "-k",
-        keyword,
-    ]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    return _run(copy, ["pytest", *options, *tests, "-k", keyword], named(tests, keyword))
+
+
+def run_audit(copy: Path, found: Path) -> Outcome:
+    """Run an audit in the copy up to the first violation."""
+    command = ["curvcert", "audit", "--first", "--quiet", "--json", "--out", str(found)]
+    return _run(copy, command, "curvcert audit")
+
+
+def _run(copy: Path, module: Sequence[str], name: str) -> Outcome:
+    command = [sys.executable, "-m", *module]
     path = os.pathsep.join([str(copy / "src"), str(copy)])
     environment = {**os.environ, "PYTHONPATH": path, "CI": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # to compile the package anew each time takes as long as the tests
@@ -158,7 +162,7 @@ def run_tests(copy: Path, tests: Sequence[str], keyword: str) -> Outcome:
     try:
         output, _ = process.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        raise Toothless(f"{named(tests, keyword)} did not end within {_PATIENCE:.0f} s") from None
+        raise Toothless(f"{name} did not end within {_PATIENCE:.0f} s") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -203,6 +207,36 @@ def require_found(fault: Fault, copy: Path) -> dict[str, Any]:
     return {"found": True, "test": failed.group(1), "seconds": round(outcome.seconds, 1)}
 
 
+def require_audited(fault: Fault, copy: Path) -> dict[str, Any]:
+    """Return what an audit finds of a fault, and how long that takes."""
+    with applied(fault, copy, copy / "the-faulty-line-ran"), tempfile.TemporaryDirectory() as folder:
+        outcome = run_audit(copy, Path(folder) / "found")
+        examples = [load_counterexample(path) for path in sorted((Path(folder) / "found").glob("*.safetensors"))]
+    if outcome.status != 1 or not examples:
+        raise Toothless(f"an audit ended with {outcome.status} and {len(examples)} counterexamples")
+    if outcome.seconds > AUDIT_LIMIT:
+        raise Toothless(f"an audit took {outcome.seconds:.0f} s, at most {AUDIT_LIMIT:.0f} are allowed")
+    return {"found": True, "claim": examples[0].source, "seconds": round(outcome.seconds, 1)}
+
+
+def bite_by_audit(faults: Sequence[Fault], root: Path, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
+    """Apply faults one by one to a copy, and audit it; return what became of each, and what it takes without."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(root, Path(folder))
+        outcome = run_audit(copy, Path(folder) / "found")
+        if outcome.status != 0:
+            raise InvalidInput(f"Without a fault an audit ended with {outcome.status}: {outcome.output[-2000:]}")
+        for fault in faults:
+            try:
+                found[fault.name] = require_audited(fault, copy)
+                console.print(f"  found {fault.name}: {found[fault.name]}", markup=False)
+            except Toothless as why:
+                found[fault.name] = _missed(why)
+                console.print(f"  FAILED {fault.name}: {why}", markup=False)
+    return found, {"curvcert audit": round(outcome.seconds, 1)}
+
+
 def bite(faults: Sequence[Fault], root: Path, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
     """Apply faults one by one to a copy; return what became of each, and how long the sets of tests take without."""
     found: dict[str, Any] = {}
@@ -242,12 +276,14 @@ def commit_of(root: Path) -> str:
     return f"{commit}-dirty" if changed else commit
 
 
-def append_to_record(command: str, commit: str, found: dict[str, Any], clean: dict[str, float]) -> Path:
+def append_to_record(
+    command: str, commit: str, found: dict[str, Any], clean: dict[str, float], by: str = "tests"
+) -> Path:
     """Append a run to the record; the earlier ones stay."""
     known = read_record("teeth")
     runs = known.figures["runs"] if known else []
     today = datetime.now(UTC).date().isoformat()
-    run = {"created": today, "commit": commit, "faults": found, "seconds_without_fault": clean}
+    run = {"created": today, "commit": commit, "by": by, "faults": found, "seconds_without_fault": clean}
     return write_record("teeth", command, 0, {"limit_s": LIMIT, "threads": 1}, {"runs": [*runs, run]})
 
 
@@ -264,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Inject and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", action="append", default=[], help="a fault's name, any number of times; default all")
+    parser.add_argument("--audit", action="store_true", help="have an audit find them, not the tests")
     parser.add_argument("--list", action="store_true", help="list the faults, and run nothing")
     options = parser.parse_args(arguments)
     console = Console(soft_wrap=True, highlight=False)
@@ -273,12 +310,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         faults = chosen(options.fault)
+        if options.audit:
+            faults = [fault for fault in faults if options.fault or fault.name in AUDITED]
     except InvalidInput as error:
         parser.error(str(error))
     commit = commit_of(ROOT)
-    found, clean = bite(faults, ROOT, console)
-    command = " ".join(["python -m benchmarks.teeth", *(f"--fault {name}" for name in options.fault)])
-    console.print(f"recorded in {append_to_record(command, commit, found, clean)}", markup=False)
+    found, clean = (bite_by_audit if options.audit else bite)(faults, ROOT, console)
+    command = " ".join(
+        [
+            "python -m benchmarks.teeth",
+            *(["--audit"] if options.audit else []),
+            *(f"--fault {name}" for name in options.fault),
+        ]
+    )
+    path = append_to_record(command, commit, found, clean, "audit" if options.audit else "tests")
+    console.print(f"recorded in {path}", markup=False)
     missed = [name for name, outcome in found.items() if not outcome["found"]]
     console.print(f"{len(found) - len(missed)} of {len(found)} faults found", markup=False)
     raise SystemExit(1 if missed else 0)

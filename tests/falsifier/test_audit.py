@@ -18,9 +18,11 @@ from curvcert.cli.audit import audit_command, counts_table
 from curvcert.cli.options import BUDGET_VARIABLE
 from curvcert.errors import CurvcertError, InvalidFile, InvalidInput, SoundnessError, UnsupportedActivation
 from curvcert.falsifier import (
+    AIMS,
     Counterexample,
     Effort,
     audit,
+    audit_aim,
     audit_network,
     falsify,
     falsify_bound,
@@ -35,6 +37,7 @@ from curvcert.falsifier.random_networks import FAMILIES, KINKED, SMOOTH, random_
 from curvcert.network import Network
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.falsifier.tight import neuron, shortened, slope, tensor
+from tests.sampling import crossed
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +95,18 @@ def test_an_audit_leaves_the_random_state_alone() -> None:
     before = torch.get_rng_state()
     audit_network(5, 0, TINY)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("aim", crossed(AIMS, every=12))
+def test_nothing_is_found_on_an_aimed_network(aim) -> None:
+    result = audit_aim(aim, effort=Effort(ascents=24, steps=8, restarts=1))
+    assert (result.findings.counterexamples, result.findings.unconfirmed, result.aimed) == ((), 0, 1)
+    assert result.findings.total > 50
+
+
+def test_aimed_networks_are_told_apart() -> None:
+    names = [aim.name for aim in AIMS]
+    assert len(set(names)) == len(names) >= 50
 
 
 def test_minutes_end_an_audit() -> None:
@@ -208,17 +223,22 @@ def test_a_sealed_file_with_nan_is_refused(tmp_path) -> None:
             load_counterexample(path)
 
 
+@pytest.fixture
+def few_aims(monkeypatch) -> None:
+    monkeypatch.setattr("curvcert.cli.audit.AIMS", [aim for aim in AIMS if aim.name == "falling slopes"])
+
+
 def invoke(*arguments: str):
     app = typer.Typer()
     app.command()(audit_command)
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_command_reports_counts(small) -> None:
+def test_the_command_reports_counts(small, few_aims) -> None:
     result = invoke("--networks", "1", "--seed", "5", "--json")
     assert result.exit_code == 0, result.output
     counts = json.loads(result.stdout)
-    assert counts["networks"] == 1 and counts["violations"] == 0 and counts["files"] == []
+    assert (counts["networks"], counts["aimed_networks"], counts["violations"]) == (1, 1, 0) and counts["files"] == []
     table = counts_table(small)
     found = small.findings
     assert "0 violations" in str(table.title) and table.row_count == len(found.checks) + len(found.searches)
@@ -249,23 +269,26 @@ def test_refusals_add_up_and_are_shown(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("error", "status"), [(InvalidInput, 3), (InvalidFile, 3), (SoundnessError, 1), (OSError, 3)])
-def test_a_fault_is_no_refusal(error, status, monkeypatch, capsys) -> None:
+def test_a_fault_is_no_refusal(error, status, monkeypatch, capsys, few_aims) -> None:
     def fail(*words):
         raise error("p is not a norm")
 
-    monkeypatch.setattr("curvcert.falsifier.auditing.lipschitz", fail)
+    monkeypatch.setattr("curvcert.falsifier.session.lipschitz", fail)
     with pytest.raises(SystemExit) as ended:
         main(["audit", "--networks", "1", "--quiet"])
     assert ended.value.code == status and "p is not a norm" in capsys.readouterr().err
 
 
-def test_the_command_saves_what_it_finds_and_replays_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("curvcert.falsifier.auditing.lipschitz", lambda *a: shortened(lipschitz(*a)))
+def test_the_command_saves_what_it_finds_and_replays_it(tmp_path, monkeypatch, few_aims) -> None:
+    monkeypatch.setattr("curvcert.falsifier.session.lipschitz", lambda *a: shortened(lipschitz(*a)))
     monkeypatch.setattr("curvcert.falsifier.random_networks.FAMILIES", {"aligned": FAMILIES["aligned"]})
     result = invoke("--networks", "1", "--seed", "1", "--out", str(tmp_path / "found"), "--json")
     assert result.exit_code == 1
-    files = json.loads(result.stdout)["files"]
-    assert files
+    counts = json.loads(result.stdout)
+    files = counts["files"]
+    assert files and (counts["aimed_networks"], counts["networks"]) == (1, 1)
+    first = json.loads(invoke("--first", "--out", str(tmp_path / "first"), "--json").stdout)
+    assert first["files"] and (first["aimed_networks"], first["networks"]) == (1, 0)
     monkeypatch.undo()
     for file in files:
         again = invoke("--replay", file)

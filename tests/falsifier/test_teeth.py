@@ -186,9 +186,9 @@ def test_a_witness_inside_the_certified_ball_refutes_the_radius() -> None:
 @pytest.mark.parametrize("kind", ["lipschitz", "curvature"])
 def test_an_audit_finds_a_short_method_out(kind, monkeypatch) -> None:
     ask = lipschitz if kind == "lipschitz" else curvature
-    monkeypatch.setattr(f"curvcert.falsifier.auditing.{kind}", lambda *a, **k: shortened(ask(*a, **k)))
+    monkeypatch.setattr(f"curvcert.falsifier.session.{kind}", lambda *a, **k: shortened(ask(*a, **k)))
     tight = {name: FAMILIES[name] for name in ("diagonal", "aligned")}
     monkeypatch.setattr("curvcert.falsifier.random_networks.FAMILIES", tight)
     result = audit(seed=5, networks=2, effort=Effort(anchors=3, samples=1, dear=0.0, best=0.0))
     kinds = {example.kind for example in result.findings.counterexamples}
-    assert kinds == {kind}
+    assert kinds and kinds <= ({"lipschitz"} if kind == "lipschitz" else {"curvature", "bend"})

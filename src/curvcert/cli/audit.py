@@ -9,30 +9,34 @@ from rich.table import Table
 from curvcert.cli import options
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
-from curvcert.falsifier import Audit, Effort, audit, load_counterexample, replay, save_counterexample
+from curvcert.falsifier import AIMS, Audit, Effort, audit, load_counterexample, replay, save_counterexample
 from curvcert.falsifier.auditing import NETWORKS
 from curvcert.folder_lock import locked
 
 
 def audit_command(
-    networks: Annotated[int | None, typer.Option(min=1, help="How many random networks to attack.")] = None,
+    networks: Annotated[
+        int | None, typer.Option(min=1, help="How many random networks to attack, after the aimed ones.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this long.")] = None,
     checks: Annotated[int | None, typer.Option(min=1, help="Go on until there were this many checks.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed meets the same networks and attacks.")] = 0,
     out: Annotated[Path, typer.Option(help="The folder for counterexamples; it is made if there are any.")] = Path(
         "counterexamples"
     ),
+    first: Annotated[bool, typer.Option("--first", help="Stop at the first network with a violation.")] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     file: Annotated[
         Path | None, typer.Option("--replay", metavar="FILE", help="Replay a saved counterexample instead.")
     ] = None,
 ) -> None:
-    """Attack every bound and certificate on fresh random networks.
+    """Attack every bound and certificate on networks aimed at them, then on fresh random ones.
 
     Ascends slopes and Hessians against Lipschitz and curvature bounds, outputs against their intervals, and margins
-    within 0.999 of certified radii; 20 networks by default.  Nothing should be found; exit status 1, and a file for
-    each, if something is.  What curvcert refuses to bound or certify is counted by reason: nothing is claimed there.
+    within 0.999 of certified radii; 20 random networks by default.  Nothing should be found; exit status 1, and a file
+    for each, if something is.  What curvcert refuses to bound or certify is counted by reason: nothing is claimed
+    there.
 
         curvcert audit --minutes 5 --seed 1
 
@@ -56,6 +60,8 @@ def audit_command(
         None if checks is None else options.share_of(checks, share),
         Effort().scaled(share),
         progress=False if quiet else None,
+        aims=AIMS if share == 1 else AIMS[: options.share_of(len(AIMS), share)],
+        first=first,
     )
     saved = _save(result, out)
     output.show(counts_table(result), *(f"A counterexample: {path}" for path in saved))
@@ -70,7 +76,7 @@ def counts_table(result: Audit) -> Table:
     """Return what was compared with what, and the verdict."""
     found = len(result.findings.counterexamples)
     table = Table(
-        title=f"{result.networks} random networks, seed {result.seed}: {found} violations",
+        title=f"{result.aimed} aimed and {result.networks} random networks, seed {result.seed}: {found} violations",
         caption=f"{result.findings.total} checks in {result.seconds:.0f} s",
     )
     table.add_column("claim, or search")

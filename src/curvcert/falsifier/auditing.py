@@ -1,8 +1,9 @@
-"""`curvcert.audit`: our own bounds and certificates, attacked on fresh random networks.
+"""`curvcert.audit`: our own bounds and certificates, attacked on networks that are aimed at them, and on random ones.
 
-Every network draws its own cell of the table: a family, activations, norms, a target (the outputs as a vector, one
-logit, all pairs), points and radii.  Then every Lipschitz and curvature method that applies is asked over all three
-scopes, a few methods of `certify` are asked for radii, and all of it is attacked.
+An aimed network (`falsifier/aimed.py`) makes claims that are nearly attained, so that a wrong term shows.  Every random
+one draws its own cell of the table: a family, activations, norms, a target (the outputs as a vector, one logit, all
+pairs), points and radii.  Then every Lipschitz and curvature method that applies is asked over all three scopes,
+methods of `certify` are asked for radii (of an aimed network all, of a random one a few), and all of it is attacked.
 
 An answer may be refused: an activation that a method does not cover, weights that float64 has no room for.  A refusal
 claims nothing, so there is nothing to attack; it is counted by its reason, and the audit goes on.  Any other error is a
@@ -10,169 +11,34 @@ fault, and ends it.
 """
 
 import math
-import re
+import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar, final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from torch import Tensor
 
-from curvcert.bounds.curvature import CURVATURE_METHODS, curvature
-from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
-from curvcert.bounds.lipschitz.problem import Pair, make_problem
-from curvcert.bounds.outputs import output_bounds
-from curvcert.bounds.types import SIDES, Anchor, Ball, Bound, Global, Scope, Side
-from curvcert.certificates import certify
-from curvcert.errors import (
-    CurvcertError,
-    InvalidInput,
-    OutOfRange,
-    SoundnessError,
-    UnsupportedActivation,
-    UnsupportedBlock,
-    UnsupportedModule,
-    UnsupportedNorm,
-    UnsupportedOperator,
-)
-from curvcert.falsifier.bound_search import BoundKind, BoundSearch, Target
+from curvcert.bounds.lipschitz.problem import Pair
+from curvcert.bounds.types import SIDES
+from curvcert.errors import CurvcertError, InvalidInput, SoundnessError
+from curvcert.falsifier.aimed import Aim
+from curvcert.falsifier.audited import Audit, Effort
+from curvcert.falsifier.bound_search import BoundKind
 from curvcert.falsifier.draws import Draw
-from curvcert.falsifier.findings import Findings
-from curvcert.falsifier.outputs import falsify_outputs
-from curvcert.falsifier.radii import falsify
-from curvcert.falsifier.random_networks import RandomNetwork, random_network
+from curvcert.falsifier.random_networks import random_network
+from curvcert.falsifier.session import CHEAP, DEAR, Asked, Session
 from curvcert.network import Network
 
 NETWORKS = 20
-"""How many networks an audit is about if no budget is given."""
+"""How many random networks an audit is about if no budget is given."""
 NORMS = (2.0, 2.0, 2.0, math.inf, math.inf, 1.0, 3.0, 1.5)
 """The norms, each as often as it is drawn."""
 BOX = (-3.0, 3.0)
-
-REFUSALS = (
-    OutOfRange,
-    UnsupportedActivation,
-    UnsupportedBlock,
-    UnsupportedModule,
-    UnsupportedNorm,
-    UnsupportedOperator,
-)
-"""The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
-
-_Answer = TypeVar("_Answer")
-_CHEAP = (
-    *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
-    *("compositional", "unrolled", "crc", "anchored"),
-)
-_DEAR = ("auto", "shell", "line", "linear", "quadratic", "norms")
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is asked of one network.
-
-    Attributes:
-        anchors: points for anchored bounds, and balls for local ones.
-        samples: inputs for each certificate.
-        ascents: ascents of every sort, at least.
-        steps: of each ascent.
-        restarts: starts of each attack on a radius.
-        dear: how often a method of `certify` that costs more is asked, beside a cheap one.
-        best: how often "auto" is asked, beside all single methods.
-    """
-
-    anchors: int = 8
-    samples: int = 128
-    ascents: int = 48
-    steps: int = 14
-    restarts: int = 2
-    dear: float = 0.5
-    best: float = 0.2
-
-    def __post_init__(self) -> None:
-        if min(self.anchors, self.samples, self.ascents, self.steps, self.restarts) < 1:
-            raise InvalidInput(f"An audit needs at least one of everything, got {self}.")
-
-    def scaled(self, share: float) -> "Effort":
-        """Return that share of the counts, at least one of each.
-
-        >>> Effort().scaled(0.01).samples
-        1
-        """
-        names = ("anchors", "samples", "ascents", "steps", "restarts")
-        return replace(self, **{name: max(1, round(share * getattr(self, name))) for name in names})
-
-
-@final
-@dataclass(frozen=True, eq=False, repr=False)
-class Audit:
-    """What an audit did: findings, and how often each cell of the table was met.
-
-    Attributes:
-        seed: of the audit; network k of it is `audit_network(seed, k)`.
-        networks: how many there were.
-        seconds: how long it took.
-        findings: counts by kind, and counterexamples.
-        cells: checks by kind, method, scope and norm.
-        families: networks by family.
-        activations: networks by activation.
-        refused_networks: those of which something was refused.
-        refusals: bounds and certificates that were refused, by reason.
-    """
-
-    seed: int
-    networks: int = 0
-    seconds: float = 0.0
-    findings: Findings = field(default_factory=Findings)
-    cells: Mapping[str, int] = field(default_factory=dict)
-    families: Mapping[str, int] = field(default_factory=dict)
-    activations: Mapping[str, int] = field(default_factory=dict)
-    refused_networks: int = 0
-    refusals: Mapping[str, int] = field(default_factory=dict)
-
-    def __add__(self, other: "Audit") -> "Audit":
-        return Audit(
-            self.seed,
-            self.networks + other.networks,
-            self.seconds + other.seconds,
-            self.findings + other.findings,
-            dict(Counter(self.cells) + Counter(other.cells)),
-            dict(Counter(self.families) + Counter(other.families)),
-            dict(Counter(self.activations) + Counter(other.activations)),
-            self.refused_networks + other.refused_networks,
-            dict(Counter(self.refusals) + Counter(other.refusals)),
-        )
-
-    def __repr__(self) -> str:
-        return f"Audit(seed {self.seed}, {self.networks} networks: {self.findings})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts as what JSON can hold."""
-        searches = self.findings.searches
-        return {
-            "seed": self.seed,
-            "networks": self.networks,
-            "checks": self.findings.total,
-            "checks_by_kind": dict(sorted(self.findings.checks.items())),
-            "violations": len(self.findings.counterexamples),
-            "unconfirmed": self.findings.unconfirmed,
-            "refused_networks": self.refused_networks,
-            "refusals": dict(sorted(self.refusals.items())),
-            "closest": {kind: round(share, 12) for kind, share in sorted(self.findings.closest.items())},
-            "ascended_hessians": searches.get("hessian", 0),
-            "attacked_radii": searches.get("attacked radius", 0),
-            "searches": dict(sorted(searches.items())),
-            "families": dict(sorted(self.families.items())),
-            "activations": dict(sorted(self.activations.items())),
-            "checks_by_cell": dict(sorted(self.cells.items())),
-            "seconds": round(self.seconds, 1),
-        }
 
 
 def audit(
@@ -182,16 +48,20 @@ def audit(
     checks: int | None = None,
     effort: Effort | None = None,
     progress: bool | None = None,
+    aims: Sequence[Aim] = (),
+    first: bool = False,
 ) -> Audit:
-    """Attack every bound and certificate on fresh random networks, until a budget is spent.
+    """Attack every bound and certificate, until a budget is spent: on aimed networks, then on fresh random ones.
 
     Args:
         seed: of the audit: the same seed meets the same networks, points and attacks.
-        networks: how many networks; `NETWORKS` if no budget is given at all.
+        networks: how many random networks; `NETWORKS` if no budget is given at all.
         minutes: how long; the network that is under way is finished.
         checks: how many checks, at least.
         effort: how much is asked of each network.
         progress: show a bar; by default on a terminal.
+        aims: the aimed networks; `curvcert audit` takes `AIMS`, which is all of them.
+        first: end with the first network on which a violation was found.
 
     The audit ends once *every* one of `networks` and `checks` that was given is reached, or the minutes are over.
 
@@ -204,14 +74,16 @@ def audit(
     if networks is None and minutes is None and checks is None:
         networks = NETWORKS
     chosen, result, begun = effort or Effort(), Audit(seed), time.perf_counter()
+    left = list(aims)
     for advance in _shown(progress, networks, checks, minutes):
-        result = result + audit_network(seed, result.networks, chosen)
+        step = audit_aim(left.pop(0), seed, chosen) if left else audit_network(seed, result.networks, chosen)
+        result = result + step
         spent = time.perf_counter() - begun
         reached = (networks is not None or checks is not None) and (
             result.networks >= (networks or 0) and result.findings.total >= (checks or 0)
         )
         advance(result, spent)
-        if reached or (minutes is not None and spent >= 60 * minutes):
+        if (reached and not left) or (minutes is not None and spent >= 60 * minutes) or (first and result.findings):
             break
     return result
 
@@ -234,7 +106,8 @@ def _shown(
             ]
             share = max(min(shares, default=0.0), spent / (60 * minutes) if minutes else 0.0)
             found = result.findings
-            note = f"{result.networks} networks, {found.total} checks, {len(found.counterexamples)} violations"
+            met = result.networks + result.aimed
+            note = f"{met} networks, {found.total} checks, {len(found.counterexamples)} violations"
             bar.update(task, completed=min(1.0, share), note=note)
 
         while True:
@@ -242,7 +115,7 @@ def _shown(
 
 
 def audit_network(seed: int, index: int, effort: Effort | None = None) -> Audit:
-    """Audit the network with that index of an audit: the same one whenever it is called.
+    """Audit the random network with that index of an audit: the same one whenever it is called.
 
     Raises:
         RuntimeError: the audit made something that curvcert does not take; this is a fault of curvcert's own.
@@ -250,41 +123,60 @@ def audit_network(seed: int, index: int, effort: Effort | None = None) -> Audit:
     >>> audit_network(5, 0, Effort(samples=4, ascents=8, steps=3)).networks
     1
     """
-    begun, draw, name = time.perf_counter(), Draw.of(seed, index), f"network {index} of seed {seed}"
-    try:
+    begun, draw, called = time.perf_counter(), Draw.of(seed, index), f"network {index} of seed {seed}"
+    with _blamed(called):
         drawn = random_network(draw)
-        session = _Session(drawn, draw, effort or Effort(), f"{name} ({drawn.family})")
-        total = sum((*session.bounds(), *session.certificates(), *session.outputs()), Audit(seed))
-    except SoundnessError as error:
-        error.add_note(f"Met in {name} of an audit.")
-        raise
-    except CurvcertError as error:
-        # Nobody gave this network: a person's command is not at fault, as these errors would say.
-        raise RuntimeError(f"{name} of an audit: {type(error).__name__}: {error}") from error
+        session = Session(drawn.network, f"{called} ({drawn.family})", draw.pick, effort or Effort())
+        attack = _RandomAttack(session, draw)
+        parts = {"bounds": attack.bounds, "certificates": attack.certificates, "outputs": attack.outputs}
+        total = sum((one for name in session.effort.parts for one in parts[name]()), Audit(seed))
     return total + Audit(
         seed,
         1,
         time.perf_counter() - begun,
         families={drawn.family: 1},
+        compared={drawn.family: total.findings.total},
         activations=dict.fromkeys(drawn.activations, 1),
         refused_networks=int(bool(session.refusals)),
         refusals=dict(session.refusals),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Session:
-    """One network, and the choices that are made about it."""
+def audit_aim(aim: Aim, seed: int = 0, effort: Effort | None = None) -> Audit:
+    """Audit an aimed network.
 
-    drawn: RandomNetwork
-    draw: Draw
-    effort: Effort
-    name: str
-    refusals: Counter[str] = field(default_factory=Counter)
+    >>> from curvcert.falsifier.aimed import AIMS
+    >>> audit_aim(AIMS[0], effort=Effort(ascents=8, steps=3)).aimed
+    1
+    """
+    begun, name = time.perf_counter(), f"the aimed network {aim.name!r}"
+    with _blamed(name):
+        wanted = replace(effort or Effort(), best=1.0)
+        session = Session(aim.network(), name, random.Random(f"{seed}/{aim.name}"), wanted)
+        total = sum(aim.attacks(session), Audit(seed))
+    return total + Audit(seed, 0, time.perf_counter() - begun, aimed=1)
 
-    @property
-    def network(self) -> Network:
-        return self.drawn.network
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Say in which network an error was met: of one that the audit made itself, it is curvcert's own fault."""
+    try:
+        yield
+    except SoundnessError as error:
+        error.add_note(f"Met in {name} of an audit.")
+        raise
+    except CurvcertError as error:
+        # Nobody gave this network: a person's command is not at fault, as these errors would say.
+        raise RuntimeError(f"{name} of an audit: {type(error).__name__}: {error}") from error
+
+
+class _RandomAttack:
+    """What is asked about a random network."""
+
+    def __init__(self, session: Session, draw: Draw) -> None:
+        self.session, self.draw = session, draw
+        self.network: Network = session.network
+        self.effort = session.effort
 
     def bounds(self) -> Iterator[Audit]:
         """Attack every bound, of both kinds, over every scope."""
@@ -294,15 +186,11 @@ class _Session:
         pair, logit = self._target()
         x = self._points(self.effort.anchors)
         r = torch.tensor([0.0 if k == 0 else 10 ** pick.uniform(-2.5, 0.5) for k in range(len(x))], dtype=torch.float64)
-        kinds: tuple[BoundKind, ...] = ("lipschitz", "curvature") if _is_smooth(network) else ("lipschitz",)
+        kinds: tuple[BoundKind, ...] = ("lipschitz", "curvature") if self.session.smooth else ("lipschitz",)
         for kind in kinds:
             scalar = pair is not None or logit is not None or network.outputs == 1
             side = pick.choice(SIDES) if kind == "curvature" and scalar else "both"
-            asked = _Asked(network, kind, p, q, pair, logit, side, self.refusals)
-            everywhere = asked.all_methods(None, None)
-            yield from self._attacked(asked, Global(), everywhere, {})
-            yield from self._attacked(asked, Anchor(x), everywhere, {"at": x})
-            yield from self._attacked(asked, Ball(x, r), everywhere, {"at": x, "radius": r})
+            yield from self.session.bounds(Asked(kind, p, q, pair, logit, side), x, r)
 
     def _target(self) -> tuple[Pair, int | None]:
         n, pick = self.network.outputs, self.draw.pick
@@ -320,61 +208,23 @@ class _Session:
         noise = self.draw.normal(count, *self.network.in_shape)
         return noise * 10 ** self.draw.pick.uniform(-0.7, 0.4)
 
-    def _attacked(
-        self, asked: "_Asked", scope: Scope, everywhere: dict[str, Bound], where: dict[str, Tensor]
-    ) -> Iterator[Audit]:
-        effort, pick = self.effort, self.draw.pick
-        # A global bound serves every scope: it is asked for once.
-        bounds = everywhere | (asked.all_methods(**where, only_of_scope=True) if where else {})
-        if pick.random() < effort.best:
-            bounds = bounds | asked.bounds(["auto"], **where)
-        if not bounds:
-            return
-        target = Target.of(self.network, asked.pair, asked.logit)
-        search = BoundSearch(
-            self.network,
-            asked.kind,
-            asked.p,
-            asked.q,
-            target,
-            scope,
-            effort.ascents,
-            effort.steps,
-            pick.getrandbits(30),
-            asked.side,
-        )
-        searches = search.run()
-        yield Audit(0, findings=Findings(searches={each.name: len(each.ascended.value) for each in searches}))
-        for method, bound in bounds.items():
-            from_side = "" if asked.side == "both" else f" from {asked.side}"
-            label = f"{asked.kind}{from_side} {method}, {type(scope).__name__.lower()}, l{asked.p:g}"
-            found = search.compare(bound.value, searches, f"{label} -> l{asked.q:g}, {self.name}")
-            yield Audit(0, findings=found, cells={label: found.total})
-
     def certificates(self) -> Iterator[Audit]:
         """Certify by a cheap method and perhaps by a dear one, and attack every radius and witness."""
-        network, pick = self.network, self.draw.pick
+        network, pick, session = self.network, self.draw.pick, self.session
         if network.outputs < 2:
             return
         p = pick.choice(NORMS)
-        boxed = pick.random() < 0.2
+        boxed = pick.random() < self.effort.boxed
         inside = boxed and pick.random() < 0.5
         x = self._points(self.effort.samples)
         x = x.clamp(*BOX) if boxed else x
         y = torch.tensor([pick.randrange(network.outputs) for _ in x]) if pick.random() < 0.1 else None
-        cheap, dear = (self._applicable(names, p) for names in (_CHEAP, _DEAR))
-        methods = [pick.choice(cheap)]
+        cheap, dear = (session.applicable(names, p) for names in (CHEAP, DEAR))
+        methods = [pick.choice(cheap)] if self.effort.dear < 1 else []
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))
         for method in methods:
-            ask = partial(certify, network, x, y, p, method, BOX if boxed else None, inside, progress=False)
-            cert = _answer(ask, self.refusals)
-            if cert is None:
-                continue
-            found = falsify(network, x, y, cert, self.effort.restarts, self.effort.steps, pick.getrandbits(30))
-            named = (replace(e, source=f"{e.source}, by certify({method}), {self.name}") for e in found.counterexamples)
-            found = replace(found, counterexamples=tuple(named))
-            yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}{', inside a box' * inside}": found.total})
+            yield from session.certificate(method, p, x, y, BOX if boxed else None, inside)
 
     def outputs(self) -> Iterator[Audit]:
         """Bound the outputs, or combinations of them, over balls, boxes or their cuts, and climb them there."""
@@ -390,77 +240,4 @@ class _Session:
         if pick.random() < 0.5:
             rows = draw.normal(pick.randint(1, 3), network.outputs)
             where |= {"C": rows, "c": draw.normal(len(rows))}
-        interval = _answer(partial(output_bounds, network, **where), self.refusals)
-        if interval is not None:
-            effort, seed = self.effort, pick.getrandbits(30)
-            found = falsify_outputs(interval, network, **where, restarts=effort.restarts, steps=effort.steps, seed=seed)
-            named = (replace(e, source=f"{e.source}, {self.name}") for e in found.counterexamples)
-            found = replace(found, counterexamples=tuple(named))
-            yield Audit(0, findings=found, cells={f"outputs, {shape}, l{p:g}": found.total})
-
-    def _applicable(self, names: tuple[str, ...], p: float) -> list[str]:
-        """Return the methods of `certify` that apply to this network."""
-        problem = make_problem(self.network, p, None, None, None, "all", None)
-        known = {**CURVATURE_METHODS, **LIPSCHITZ_METHODS}
-        smooth = _is_smooth(self.network)
-        return [
-            name
-            for name in names
-            if (smooth or name not in _CURVED)
-            and (p == 2 or name != "line")
-            and (name == "anchored" or name not in known or known[name].reason_to_skip(problem) is None)
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """What is asked of `lipschitz` or `curvature`, but for method and scope."""
-
-    network: Network
-    kind: BoundKind
-    p: float
-    q: float
-    pair: Pair
-    logit: int | None
-    side: Side
-    refusals: Counter[str]
-
-    def all_methods(
-        self, at: Tensor | None, radius: Tensor | None = None, only_of_scope: bool = False
-    ) -> dict[str, Bound]:
-        """Return the bounds of every method that applies; on request only of those that use the scope."""
-        problem = make_problem(self.network, self.p, self.q, at, radius, self.pair, self.logit, self.side)
-        methods = LIPSCHITZ_METHODS if self.kind == "lipschitz" else CURVATURE_METHODS
-        names = [name for name, method in methods.items() if method.reason_to_skip(problem) is None]
-        if only_of_scope:
-            names = [name for name in names if name in ("anchored", "local")]
-        return self.bounds(names, at, radius)
-
-    def bounds(self, names: list[str], at: Tensor | None = None, radius: Tensor | None = None) -> dict[str, Bound]:
-        """Return the bounds by these methods, but for those that are refused."""
-        ask: Callable[..., Bound] = lipschitz if self.kind == "lipschitz" else partial(curvature, side=self.side)
-        asked = (
-            (name, partial(ask, self.network, self.p, self.q, name, at, radius, self.pair, self.logit))
-            for name in names
-        )
-        answers = ((name, _answer(each, self.refusals)) for name, each in asked)
-        return {name: bound for name, bound in answers if bound is not None}
-
-
-def _answer(ask: Callable[[], _Answer], refusals: Counter[str]) -> _Answer | None:
-    """Return what is asked for, or None where it is refused, and count the reason."""
-    try:
-        return ask()
-    except REFUSALS as error:
-        # Numbers and names come after the first clause, which many networks share.
-        clause = re.split(r"[:;,.](?:\s|$)", str(error))[0]
-        refusals[f"{type(error).__name__}: {clause}"] += 1
-        return None
-
-
-def _is_smooth(network: Network) -> bool:
-    try:
-        network.require_smooth()
-    except (UnsupportedActivation, UnsupportedModule):
-        return False
-    return True
+        yield from self.session.outputs(f"{shape}, l{p:g}", where)
