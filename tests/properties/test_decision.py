@@ -13,6 +13,7 @@ from curvcert.network.builder import start
 from curvcert.operators import Dense
 from curvcert.properties import Case, Decision, Property, Row, decide
 from curvcert.properties.decision import _Rows
+from curvcert.properties.vnnlib import parsed
 from tests.graph_families import GRAPHS
 from tests.sampling import crossed
 
@@ -136,3 +137,9 @@ def test_a_property_of_another_network_is_refused() -> None:
         decide(identity(), over(0, 1, row(1), inputs=2))
     with pytest.raises(InvalidInput, match="timeout"):
         decide(identity(), over(0, 1, row(1)), timeout=0.0)
+
+
+def test_numbers_that_no_float_holds_are_refused() -> None:
+    box = "(declare-const X_0 Real) (declare-const Y_0 Real) (assert (<= X_0 1)) (assert (>= X_0 (- 1e999)))"
+    with pytest.raises(InvalidInput, match="beyond"):
+        decide(trace(nn.Linear(1, 1).eval(), torch.zeros(1, 1)), parsed(f"{box} (assert (<= Y_0 0))"))

@@ -5,8 +5,9 @@ from power iteration or sampling cannot slip into a certificate.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,6 +90,30 @@ class Bound:
     def __float__(self) -> float:
         return _as_float(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value.detach().cpu().numpy(), dtype=dtype)
+
+    def __lt__(self, other: Any) -> bool:
+        return float(self) < _comparable(other)
+
+    def __le__(self, other: Any) -> bool:
+        return float(self) <= _comparable(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return float(self) > _comparable(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return float(self) >= _comparable(other)
+
+    def _arithmetic(self, *others: Any) -> NoReturn:
+        raise TypeError(
+            "A Bound has no arithmetic, since the result would no longer be rounded outward. Use float(bound), or "
+            "bound.value, and count the rounding yourself."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _arithmetic
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _arithmetic
+
     def __repr__(self) -> str:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
         side = "" if self.side == "both" else f", from {self.side}"
@@ -149,6 +174,13 @@ class Interval:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
         lowest, highest = float(self.lower.min()), float(self.upper.max())
         return f"Interval([{lowest:.6g}, {highest:.6g}], shape {tuple(self.lower.shape)}{assumes})"
+
+
+def _comparable(other: Any) -> float:
+    """Return the number that a Bound is compared with."""
+    if isinstance(other, Estimate):
+        raise TypeError("An Estimate is on an unknown side of the truth. Compare float(estimate) if you mean to.")
+    return float(other)
 
 
 def _validate_norms(result: Bound | Estimate) -> None:

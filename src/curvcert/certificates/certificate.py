@@ -1,7 +1,8 @@
 """What `certify` returns: radii, methods and witnesses, sample by sample, and what they add up to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, final
@@ -82,6 +83,42 @@ class Certificate:
     def __len__(self) -> int:
         return len(self.label)
 
+    def __getitem__(self, samples: int | slice | Sequence[int] | Tensor) -> "Certificate":
+        """Return the certificate of one sample, or of some: by number, slice, numbers or a mask."""
+        numbers = torch.arange(len(self), device=self.label.device)
+        try:
+            index = numbers[samples if isinstance(samples, int | slice) else torch.as_tensor(samples).cpu()].reshape(-1)
+        except (IndexError, TypeError, ValueError) as error:
+            raise IndexError(f"This certificate has {len(self)} samples, counted from 0; got {samples!r}.") from error
+        return self._part(index)
+
+    def __iter__(self) -> Iterator["Certificate"]:
+        """Return the certificates of single samples, one after the other."""
+        return (self[k] for k in range(len(self)))
+
+    def _part(self, index: Tensor) -> "Certificate":
+        alike = {
+            f.name: getattr(self, f.name)[index]
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor) and f.name not in ("witness_index", "witness_points")
+        }
+        # Where the witness of every sample stands among them; samples may be asked for twice, and in any order.
+        witnesses = torch.arange(len(self.witness_index), device=self.label.device)
+        place = torch.full_like(self.label, -1).index_copy(0, self.witness_index, witnesses)
+        chosen = place[index]
+        methods = tuple(self.method[k] for k in index.tolist())
+        return replace(
+            self,
+            **alike,
+            witness_index=(chosen >= 0).nonzero().flatten(),
+            witness_points=self.witness_points[chosen[chosen >= 0]],
+            radii={name: value[index] for name, value in self.radii.items()},
+            method=methods,
+            proven_by={name: found for name, found in self.proven_by.items() if name in methods},
+            evidence=None if self.evidence is None else self.evidence.part(index),
+            box=None if self.box is None else self.box.part(index),
+        )
+
     @property
     def in_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
@@ -157,6 +194,54 @@ class Certificate:
         saved = saved_fields({f.name: getattr(here, f.name) for f in fields(here)}, witnesses)
         write_certificate_file(path, saved)
         return Certificate(**saved)
+
+    def summary(self, epsilons: Sequence[float] = ()) -> str:
+        """Say in words what is proven, and at each of some radii what share of the samples.
+
+        >>> from torch import nn
+        >>> from curvcert.certificates import certify
+        >>> from curvcert.network import trace
+        >>> net = trace(nn.Linear(1, 2).eval(), torch.zeros(1, 1))
+        >>> print(certify(net, torch.zeros(4, 1)).summary([0.0]))  # doctest: +ELLIPSIS
+        4 samples in l2, 100.0% correct; median certified radius ...
+        within 0: 100.0% certified, 0.0% between the proof and the nearest misclassified point known
+        """
+        lines = [
+            f"{len(self)} samples in l{self.p:g}, {100 * float(self.correct.double().mean()):.1f}% correct; median "
+            f"certified radius {float(self.radius.median()):.4g}{self._where}"
+        ]
+        lines += [
+            f"within {eps:g}: {100 * self.certified_accuracy(eps):.1f}% certified, "
+            f"{100 * (self.searched_accuracy(eps) - self.certified_accuracy(eps)):.1f}% between the proof and the "
+            "nearest misclassified point known"
+            for eps in epsilons
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return a column for every number that there is one of per sample: `pandas.DataFrame(cert.to_dict())`."""
+        return {
+            "label": self.label.tolist(),
+            "correct": self.correct.tolist(),
+            "radius": self.radius.tolist(),
+            "method": list(self.method),
+            "attack_radius": self.attack_radius.tolist(),
+            "search_radius": self.search_radius.tolist(),
+            "margin": self.margin.tolist(),
+        } | {f"radius by {name}": value.tolist() for name, value in self.radii.items()}
+
+    def to_dataframe(self) -> Any:
+        """Return the columns of `to_dict` as a pandas data frame.
+
+        Raises:
+            InvalidInput: if pandas is not installed.
+        """
+        try:
+            return import_module("pandas").DataFrame(self.to_dict())
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                "to_dataframe needs pandas: pip install pandas. to_dict gives the same columns."
+            ) from error
 
     def __repr__(self) -> str:
         share, median = float(self.correct.double().mean()), float(self.radius.median())

@@ -5,12 +5,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, final
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from curvcert.bounds.lipschitz.problem import all_pairs
 from curvcert.boxes import Box, BoxSides
@@ -31,7 +34,7 @@ from curvcert.certificates.pointwise import evaluate_points
 from curvcert.certificates.radii import curvature_beats_lipschitz
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.memory import spare_elements
-from curvcert.network import Network
+from curvcert.network import Network, trace
 from curvcert.norms import validate_p
 from curvcert.progress import sign_of_life
 
@@ -40,6 +43,12 @@ _BATCH_ELEMENTS = 2**24
 
 _COPIES = 12
 """How many tensors of the size of a batch's gradients in front of the widest layer are held at once, and some room."""
+
+_SAMPLES_AT_ONCE = 256
+"""Samples of a data set that are read together."""
+
+Inputs = Tensor | np.ndarray | Dataset[Any] | Iterable[Any]
+"""What inputs may be given as."""
 
 _LARGEST_BATCH = 2048
 """Samples in one batch at most, so that a bar moves; a large batch pays on an accelerator alone."""
@@ -97,14 +106,14 @@ class Certifier:
 
 
 def certify(
-    network: Network,
-    x: Tensor | Iterable[Any],
-    y: Tensor | None = None,
+    network: Network | nn.Module,
+    x: Inputs,
+    y: Tensor | np.ndarray | None = None,
     p: float = 2,
     method: str = "auto",
     box: BoxSides | Box | None = None,
     inside_box: bool = False,
-    epsilons: Sequence[float] | None = None,
+    epsilons: Sequence[float] | float | None = None,
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
@@ -112,8 +121,10 @@ def certify(
     r"""Certify how far each input can move, in the p-norm, before the class changes: provably.
 
     Args:
-        network: a classifier, from `curvcert.trace`.
-        x: inputs, with the batch dimension; or a DataLoader, or any iterable of (x, y) batches.
+        network: a classifier: a module in eval mode, or the network that `curvcert.trace` or `curvcert.load_onnx` made
+            of it, which spares tracing it again.
+        x: inputs, with the batch dimension, as a tensor or an array; or a Dataset of samples; or a DataLoader, or any
+            iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
         method: "auto" (the best of all, a sample), "checkable" (the best of those that `curvcert check` can prove
@@ -142,7 +153,33 @@ def certify(
     >>> bool(0.4 < cert.radius[0] <= 0.5)
     True
     """
+    x, y = source_of(x), None if y is None else torch.as_tensor(y)
+    if isinstance(network, nn.Module):
+        network, x = _traced(network, x)
     return certifier(network, p, method, box, inside_box, epsilons, device, progress)(x, y, batch_size, progress)
+
+
+def source_of(x: Inputs) -> Tensor | Iterable[Any]:
+    """Return inputs as `Certifier` takes them: an array as a tensor, the samples of a data set in batches."""
+    if isinstance(x, np.ndarray):
+        return torch.as_tensor(x)
+    if isinstance(x, Dataset) and not isinstance(x, IterableDataset):
+        return DataLoader(x, batch_size=_SAMPLES_AT_ONCE)
+    return x
+
+
+def _traced(model: nn.Module, x: Tensor | Iterable[Any]) -> tuple[Network, Tensor | Iterable[Any]]:
+    """Trace a module by the first input; a source that is read only once loses nothing by it."""
+    if isinstance(x, Tensor):
+        first = x
+    else:
+        batches = iter(x)
+        ahead = next(batches, None)
+        if ahead is None:
+            raise InvalidInput("There is nothing to certify: the data set is empty.")
+        first, x = torch.as_tensor(ahead[0] if isinstance(ahead, tuple | list) else ahead), chain([ahead], batches)
+    like = next((weight for weight in model.parameters() if weight.dtype.is_floating_point), first)
+    return trace(model, first[:1].to(like)), x
 
 
 def certifier(
@@ -151,7 +188,7 @@ def certifier(
     method: str = "auto",
     box: BoxSides | Box | None = None,
     inside_box: bool = False,
-    epsilons: Sequence[float] | None = None,
+    epsilons: Sequence[float] | float | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
 ) -> Certifier:
@@ -178,9 +215,10 @@ def certifier(
     if inside_box and box is None:
         raise InvalidInput("inside_box needs the box: pass box=(lowest, highest) as well.")
     within = None if box is None else Box.of(box, network.in_shape)
-    wanted = tuple(float(eps) for eps in epsilons or ())
+    given = () if epsilons is None else (epsilons,) if isinstance(epsilons, int | float) else tuple(epsilons)
+    wanted = tuple(map(float, given))
     if any(not 0 < eps < math.inf for eps in wanted):
-        raise InvalidInput(f"epsilons are positive, finite radii, got {list(epsilons or ())}.")
+        raise InvalidInput(f"epsilons are positive, finite radii, got {list(given)}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):

@@ -45,6 +45,10 @@ class Evidence:
     K_used: Tensor
     slack: float = 0.0
 
+    def part(self, index: Tensor) -> "Evidence":
+        """Return that of some of the samples."""
+        return replace(self, inputs=self.inputs[index.to(self.inputs.device)], K_used=self.K_used[index])
+
 
 def describable_digest(network: Network) -> str:
     """Return the network's digest, or nothing where it has parts that no file describes."""

@@ -41,6 +41,9 @@ _STARTS, _STEPS, _SHORT = 16, 40, 6
 _POINTS = 2**12
 """Points that climb at once, at most."""
 
+_LARGEST = Fraction(2) ** 1000
+"""Numbers of a property that are larger overflow on the way."""
+
 _SHRINKING = 0.85
 _TRIED = 4
 """Candidates for a witness that are tried of each search."""
@@ -309,6 +312,8 @@ def _around(exact: Fraction) -> tuple[float, float]:
     >>> _around(Fraction(1, 2)), _around(Fraction(1, 10))[0] < Fraction(1, 10) < _around(Fraction(1, 10))[1]
     ((0.5, 0.5), True)
     """
+    if abs(exact) > _LARGEST:
+        raise InvalidInput(f"A number of the property is beyond {float(_LARGEST):.3g} in size. Scale the property.")
     near = float(exact)
     if near == exact:
         return near, near
