@@ -93,7 +93,7 @@ def measured_apart(name: str, method: str) -> dict[str, Any]:
 
 
 def table_of(figures: list[dict[str, Any]]) -> Table:
-    """Return the printed table, one row a method."""
+    """Return the printed table, one row per method."""
     table = Table(title="Curvature of all pairs: time and memory", box=box.SIMPLE_HEAD)
     for heading in ("network", "method"):
         table.add_column(heading, no_wrap=True)

@@ -193,7 +193,7 @@ def median_of(network: Network, p: float, method: str, arguments: dict[str, Any]
 
 
 def table_of(figures: list[Figures]) -> Table:
-    """Return the printed table, one row a method."""
+    """Return the printed table, one row per method."""
     table = Table(title="l2 Lipschitz bounds", box=box.SIMPLE_HEAD)
     table.add_column("network", no_wrap=True)
     table.add_column("method")

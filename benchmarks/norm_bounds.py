@@ -155,7 +155,7 @@ def describe(figure: dict[str, Any]) -> str:
 
 
 def table_of(figures: list[dict[str, Any]]) -> Table:
-    """Return the printed table, one row a layer."""
+    """Return the printed table, one row per layer."""
     table = Table(
         title="l2 norms: excess over the reference; time of the bound",
         caption="reference: dense SVD, or (*) Lanczos",

@@ -44,7 +44,7 @@ def run(options: Options) -> Record:
 
 
 def anchored_constants(measured: Subject) -> tuple[Tensor, Tensor]:
-    """Return the anchored Lipschitz and curvature bounds of the vector f, one a sample."""
+    """Return the anchored Lipschitz and curvature bounds of the vector f, one per sample."""
     batches = measured.x.split(_BATCH)
     L = torch.cat([lipschitz(measured.network, method="anchored", at=x).value for x in batches])
     K = torch.cat([curvature(measured.network, method="anchored", at=x).value for x in batches])

@@ -251,7 +251,7 @@ def _subset(row: Row, measured: Subject) -> tuple[Subject, dict[str, str]]:
     if row.certificate != "paper-anchored" or fast or widest <= ANCHORED_CHEAPLY or len(measured.x) <= ANCHORED_SUBSET:
         return measured, {}
     first = replace(measured, x=measured.x[:ANCHORED_SUBSET], y=measured.y[:ANCHORED_SUBSET])
-    reason = f"a layer of {widest} neurons, on a CPU: an eigenvalue problem a sample and layer"
+    reason = f"a layer of {widest} neurons, on a CPU: an eigenvalue problem per sample and layer"
     return first, {"subset": f"the first {ANCHORED_SUBSET} test samples, and percent of these: {reason}"}
 
 

@@ -97,10 +97,10 @@ def test_foolbox_breaks_nothing_inside_a_certified_ball(p: float) -> None:
         ({"box": (0.5, 0.6)}, "outside of the box"),
         ({"eps": -1.0}, "at least 0"),
         ({"eps": math.nan}, "at least 0"),
-        ({"eps": torch.ones(2)}, "one a sample"),
+        ({"eps": torch.ones(2)}, "one per sample"),
         ({"y": torch.full((4,), 30)}, "Labels lie in 0 .. 9, got 30 .. 30"),
-        ({"y": torch.zeros(4)}, "one whole number a sample"),
-        ({"y": torch.zeros(3, dtype=torch.long)}, "one whole number a sample"),
+        ({"y": torch.zeros(4)}, "one whole number per sample"),
+        ({"y": torch.zeros(3, dtype=torch.long)}, "one whole number per sample"),
     ],
 )
 def test_what_no_ball_is_searched_for_is_refused(wrong: dict[str, Any], said: str) -> None:

@@ -114,7 +114,7 @@ def slopes(network: Network, x: Tensor, p: float, q: float, scalars: bool) -> Te
 
 
 def boyd_direction(J: Tensor, p: float, q: float, steps: int = 15) -> Tensor:
-    """Return directions d, one a matrix, with a large ||J d||_q / ||d||_p, by Boyd's power method from each row."""
+    """Return directions d, one per matrix, with a large ||J d||_q / ||d||_p, by Boyd's power method from each row."""
     batch, outputs, n = J.shape
     d = steepest_direction(J, p).reshape(batch, outputs, n)
     d = torch.where(d.abs().sum(dim=-1, keepdim=True) > 0, d, torch.ones_like(d))

@@ -458,7 +458,7 @@ def test_a_search_belongs_to_the_network_and_the_inputs_that_were_certified() ->
 
 def test_outputs_that_are_no_classes_are_refused() -> None:
     maps = trace(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh()).eval(), torch.zeros(1, 1, 8, 8))
-    with pytest.raises(InvalidInput, match=r"one logit a class, got outputs of shape \(2, 6, 6\)"):
+    with pytest.raises(InvalidInput, match=r"one logit per class, got outputs of shape \(2, 6, 6\)"):
         certify(maps, torch.zeros(1, 1, 8, 8))
     pooled = trace(nn.Sequential(nn.Conv2d(1, 2, 8), nn.Tanh()).eval(), torch.zeros(1, 1, 8, 8))
     assert len(certify(pooled, torch.zeros(1, 1, 8, 8), method="product")) == 1

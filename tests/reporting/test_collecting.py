@@ -190,7 +190,7 @@ def test_another_network_or_other_inputs_are_refused(case: Case) -> None:
         ({"y": torch.zeros(39, dtype=torch.int64)}, "one label a sample"),
         ({"y": torch.full((40,), 2)}, "differs from the classes"),
         ({"x": torch.zeros(40, 64)}, "must be the inputs"),
-        ({"class_names": ["a", "b"]}, "one a class"),
+        ({"class_names": ["a", "b"]}, "one per class"),
         ({"epsilons": []}, "at least one"),
         ({"epsilons": [-0.1]}, "at least 0"),
         ({"epsilons": [math.inf]}, "finite"),

@@ -76,7 +76,7 @@ def pgd(
 def _radii(eps: float | Tensor, x: Tensor) -> Tensor:
     radius = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
     if radius.shape not in ((), (len(x),)) or not bool((radius >= 0).all()):
-        raise InvalidInput(f"eps is one radius of at least 0, or one a sample ({len(x)}), got {eps!r}.")
+        raise InvalidInput(f"eps is one radius of at least 0, or one per sample ({len(x)}), got {eps!r}.")
     return radius.expand(len(x))
 
 
@@ -93,7 +93,7 @@ def _box_around(x: Tensor, box: BoxSides | Box | None) -> Box | None:
 
 def _require_labels(logits: Tensor, x: Tensor, y: Tensor) -> None:
     if y.shape != (len(x),) or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
-        raise InvalidInput(f"y is one whole number a sample ({len(x)}), got shape {tuple(y.shape)} of {y.dtype}.")
+        raise InvalidInput(f"y is one whole number per sample ({len(x)}), got shape {tuple(y.shape)} of {y.dtype}.")
     classes = logits.shape[1]
     if bool(((y < 0) | (y >= classes)).any()):
         raise InvalidInput(f"Labels lie in 0 .. {classes - 1}, got {int(y.min())} .. {int(y.max())}.")

@@ -22,14 +22,14 @@ class Global:
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """One point fixed at x, the other anywhere; one value a sample."""
+    """One point fixed at x, the other anywhere; one value per sample."""
 
     x: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """Both points in the closed ball of radius r about x; one value a sample."""
+    """Both points in the closed ball of radius r about x; one value per sample."""
 
     x: Tensor
     r: Tensor

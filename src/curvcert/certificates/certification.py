@@ -127,7 +127,7 @@ def certify(
             iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
-        method: "auto" (the best of all, a sample), "checkable" (the best of those that `curvcert check` can prove
+        method: "auto" (the best of all, for each sample), "checkable" (the best of those that `curvcert check` can prove
             again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
             over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in
             l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
@@ -208,7 +208,7 @@ def certifier(
         raise InvalidInput("certify needs at least two classes, this network has one output. Use curvcert.lipschitz.")
     if sum(size > 1 for size in network.out_shape) > 1:
         raise InvalidInput(
-            f"certify expects one logit a class, got outputs of shape {network.out_shape}. End the model with a "
+            f"certify expects one logit per class, got outputs of shape {network.out_shape}. End the model with a "
             "pooling or a layer that leaves the classes."
         )
     chosen, is_wanted = _chosen(method)
@@ -317,7 +317,7 @@ def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:
         return None
     y = torch.as_tensor(y)
     if y.shape != (batch,) or y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
-        raise InvalidInput(f"y is one whole number a sample ({batch}), got shape {tuple(y.shape)} of {y.dtype}.")
+        raise InvalidInput(f"y is one whole number per sample ({batch}), got shape {tuple(y.shape)} of {y.dtype}.")
     if bool(((y < 0) | (y >= network.outputs)).any()):
         raise InvalidInput(f"Labels lie in 0 .. {network.outputs - 1}, got {int(y.min())} .. {int(y.max())}.")
     return y.long()

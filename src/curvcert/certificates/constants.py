@@ -121,7 +121,7 @@ def _pairs(network: Network) -> int:
 
 
 def pair_table(values: Tensor, network: Network) -> Tensor:
-    """Return one value a pair as a symmetric table with zeros on its diagonal."""
+    """Return one value per pair as a symmetric table with zeros on its diagonal."""
     n = network.outputs
     table = torch.zeros(n, n, dtype=torch.float64, device=values.device)
     i, j = (torch.tensor(side, device=values.device) for side in zip(*combinations(range(n), 2), strict=True))

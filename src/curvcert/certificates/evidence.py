@@ -27,7 +27,7 @@ class Evidence:
 
     Attributes:
         network: the digest of the network's nodes; empty where no file can describe them.
-        inputs: the SHA-256 of every sample's float64 bytes, one row of 32 bytes a sample.
+        inputs: the SHA-256 of every sample's float64 bytes, one row of 32 bytes per sample.
         L: Lipschitz constants of f_i - f_j, a table of classes; NaN where none were used.
         K: curvature constants of f_i - f_j, likewise.
         names: how the two tables were made, in words.
@@ -59,7 +59,7 @@ def describable_digest(network: Network) -> str:
 
 
 def input_digests(x: Tensor) -> Tensor:
-    """Return the SHA-256 of each sample's shape and little-endian float64 bytes, one row a sample.
+    """Return the SHA-256 of each sample's shape and little-endian float64 bytes, one row per sample.
 
     >>> rows = input_digests(torch.zeros(2, 3))
     >>> tuple(rows.shape), bool((rows[0] == rows[1]).all())

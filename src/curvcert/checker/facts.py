@@ -118,7 +118,7 @@ class Facts:
         return table
 
     def _from(self, terms: list[Array], side: str) -> Array:
-        """Return the least of a sum of terms and of the other bounds from that side, one value a pair."""
+        """Return the least of a sum of terms and of the other bounds from that side, one value per pair."""
         found = up(np.sum(terms, axis=0), 8 * len(terms) + 16)
         found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures, side))
         single = curvature.one_hidden_layer(self.blocks, side)
@@ -126,7 +126,7 @@ class Facts:
 
     @cached_property
     def terms(self) -> list[Array]:
-        """What each block adds to the curvature of f_i - f_j in l2 at most, one value a pair."""
+        """What each block adds to the curvature of f_i - f_j in l2 at most, one value per pair."""
         return curvature.unrolled(self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
 
     @cached_property
@@ -165,7 +165,7 @@ class Facts:
         return Growth(self.blocks, self.parts_in(p), p)
 
     def table(self, values: Array) -> Array:
-        """Return one value a pair as a symmetric table with zeros on its diagonal."""
+        """Return one value per pair as a symmetric table with zeros on its diagonal."""
         n = self.model.classes
         table = np.zeros((n, n))
         i, j = np.triu_indices(n, 1)

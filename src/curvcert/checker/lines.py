@@ -100,7 +100,7 @@ class _Seen:
 def by_lines(facts: Facts, passed: Passed, backed: Backed, label: int, r: Array) -> NDArray[np.bool_]:
     """Tell which classes i are proven to stay below the label up to r[i] > 0; those with r = 0 are left out.
 
-    `backed` has the gradients of f_i - f_label at the input, one row a class.
+    `backed` has the gradients of f_i - f_label at the input, one row per class.
     """
     found = np.zeros(len(r), bool)
     for i in np.flatnonzero(r > 0):

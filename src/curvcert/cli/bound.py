@@ -169,7 +169,7 @@ class Answer:
         return ([layers] if self.bound.per_layer else []) + several
 
     def _values(self, value: Tensor, pairs: list[tuple[int, int]] | None) -> Table:
-        """Return one row a sample, or one a pair of outputs; of samples with pairs, the range over the pairs."""
+        """Return one row per sample, or one per pair of outputs; of samples with pairs, the range over the pairs."""
         by_pair = pairs is not None and value.dim() == 1
         rows = [f"{i}, {j}" for i, j in pairs] if by_pair and pairs is not None else [str(k) for k in range(len(value))]
         left = f"{len(rows) - MOST_ROWS} more: --json has them all" if len(rows) > MOST_ROWS else None

@@ -129,7 +129,7 @@ def certify_command(
         torchrun --standalone --nproc-per-node 2 -m curvcert certify net.onnx data.npz --out out
 
     The folder then holds certificate.safetensors and network.safetensors for
-    `curvcert check`, samples.csv with a row a sample, report.html with figures
+    `curvcert check`, samples.csv with a row per sample, report.html with figures
     and data, and parts/, which may be removed once the rest is there.
     """
     output = Output(json, quiet)

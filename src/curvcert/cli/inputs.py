@@ -146,7 +146,7 @@ def _require_samples(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
         )
     if y.dtype.kind not in "iu" or y.shape != (len(x),):
         raise InvalidInput(
-            f"{name}: expected y as {len(x)} whole numbers, one a sample, got {y.dtype} of shape {y.shape}."
+            f"{name}: expected y as {len(x)} whole numbers, one per sample, got {y.dtype} of shape {y.shape}."
         )
     if not bool(np.isfinite(x).all()):
         raise InvalidInput(f"{name}: x holds NaN or infinity. Remove those samples.")

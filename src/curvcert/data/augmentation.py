@@ -1,6 +1,6 @@
 r"""Random crops, flips and colour jitter, batched, on the device that holds the images.
 
-The random numbers come in as tensors, one row a sample; what is done with them is deterministic, draws nothing,
+The random numbers come in as tensors, one row per sample; what is done with them is deterministic, draws nothing,
 waits for nothing and has shapes that do not depend on the data, so that it can be captured in a CUDA graph.
 """
 

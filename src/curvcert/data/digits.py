@@ -31,7 +31,7 @@ class Digits:
         n = len(self.labels)
         if self.images.shape != (n, 1, 8, 8) or self.images.dtype != torch.uint8:
             raise InvalidInput(
-                f"Expected uint8 images of shape ({n}, 1, 8, 8), one a label, "
+                f"Expected uint8 images of shape ({n}, 1, 8, 8), one per label, "
                 f"got {self.images.dtype} of shape {tuple(self.images.shape)}."
             )
         if self.labels.shape != (n,) or self.labels.dtype != torch.int64:

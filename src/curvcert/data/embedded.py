@@ -11,7 +11,7 @@ SHA256 = {
     "mnist_network.safetensors": "c45683a220bb0e6d0787b1a157bd4064fe93a39cc186f9333a78621769dc3458",
     "mnist_test.safetensors": "e0e0dc584b41fce1c5c6c0bcbd044c27709595b71692385d792bb4a21bef6414",
 }
-"""One row a file; the scripts that write the files print the digests."""
+"""One row per file; the scripts that write the files print the digests."""
 
 
 def read_embedded(name: str) -> bytes:

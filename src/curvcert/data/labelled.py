@@ -76,7 +76,7 @@ def _validate_images(images: Tensor) -> None:
 def _validate_labels(labels: Tensor, images: Tensor) -> None:
     if labels.dtype != torch.int64 or labels.shape != (len(images),):
         raise InvalidInput(
-            f"Expected int64 labels of shape ({len(images)},), one an image, "
+            f"Expected int64 labels of shape ({len(images)},), one per image, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}."
         )
     if labels.device != images.device:

@@ -107,7 +107,7 @@ def unblocked(gradient: Tensor, point: Tensor, sides: tuple[Tensor, Tensor]) -> 
 
 
 def column(per_row: Tensor, like: Tensor) -> Tensor:
-    """Return one number a row, shaped to multiply the rows of `like`."""
+    """Return one number per row, shaped to multiply the rows of `like`."""
     return per_row.reshape(-1, *(1,) * (like.dim() - 1))
 
 

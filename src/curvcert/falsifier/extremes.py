@@ -1,4 +1,4 @@
-"""The largest slope and Hessian that a simple ascent in l2 meets, one number a network: for tables and pictures.
+"""The largest slope and Hessian that a simple ascent in l2 meets, one number per network: for tables and pictures.
 
 A search is honest about its side: everything here is attained at some input, so it is a *lower* bound on
 the constant.  The gap to an upper bound is what is not yet known.

@@ -227,7 +227,7 @@ class ChainStep:
 
     @lazily
     def _omega(self) -> Tensor:
-        """Bounds on the curvature of x -> Phi(W x) over c, one a layer."""
+        """Bounds on the curvature of x -> Phi(W x) over c, one per layer."""
         longest = torch.stack(
             [_longest_row(op) if row is None else row for op, row in zip(self._chain.maps, self._longest, strict=True)]
         )

@@ -14,7 +14,7 @@ def logits_and_pair_norms(
 ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch classes"]]:
     r"""Return the logits and :math:`\|\nabla f_i - \nabla f_y\|` for every class i, zero at i = y.
 
-    The differences themselves are pulled back, one row a class.
+    The differences themselves are pulled back, one row per class.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
@@ -32,7 +32,7 @@ def logits_and_runner_up_norm(
 ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch 1"]]:
     r"""Return the logits and :math:`\|\nabla f_r - \nabla f_y\|` for r the best of the other classes.
 
-    One backward pass, with one row a sample.
+    One backward pass, with one row per sample.
 
     >>> model = nn.Linear(2, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))

@@ -178,7 +178,7 @@ class Network:
         return Network.of_blocks(self.blocks[:k], self.source_dtype)
 
     def read_out(self, rows: Tensor) -> "Network":
-        """Return the network whose outputs are linear functionals of this one's, one a row."""
+        """Return the network whose outputs are linear functionals of this one's, one per row."""
         if rows.dim() != 2 or rows.shape[1] != self.outputs:
             raise InvalidInput(f"A read-out needs rows of {self.outputs} numbers, got shape {tuple(rows.shape)}.")
         if rows.is_complex() or not bool(torch.isfinite(rows).all()):

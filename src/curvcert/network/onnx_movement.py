@@ -70,7 +70,7 @@ def squeeze(node: Node, args: Sequence[Any], context: Context) -> Value:
         raise node.unsupported(f"Squeeze of axes {axes} of samples of shape {value.shape}", _BATCH)
     kept = tuple(n for axis, n in enumerate(value.shape, start=1) if axis not in axes)
     if not kept:
-        raise node.unsupported("an output of one number a sample without a dimension", "Keep a dimension of size 1.")
+        raise node.unsupported("an output of one number per sample without a dimension", "Keep a dimension of size 1.")
     return movement.reshape(value, kept, node.label)
 
 

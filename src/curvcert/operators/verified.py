@@ -88,7 +88,7 @@ def largest_eigenvalues_upper_bound(
 ) -> Float64[Tensor, " batch"]:
     """Bound the largest eigenvalue of each symmetric matrix of a batch, known to within `error`.
 
-    As `largest_eigenvalue_upper_bound`, but one value a matrix; over a size of 256 (32 on an accelerator) the
+    As `largest_eigenvalue_upper_bound`, but one value per matrix; over a size of 256 (32 on an accelerator) the
     guesses come from a Lanczos iteration, and what it is short of the truth costs tightness, 1e-6 as a rule.
 
     >>> S = torch.tensor([[[2.0]], [[3.0]]], dtype=torch.float64)

@@ -139,7 +139,7 @@ def _class_names(certificate: Certificate, names: Sequence[str] | None) -> tuple
     if names is None:
         return tuple(str(k) for k in range(count))
     if len(names) != count:
-        raise InvalidInput(f"class_names has {len(names)} names, the certificate {count} classes. Give one a class.")
+        raise InvalidInput(f"class_names has {len(names)} names, the certificate {count} classes. Give one per class.")
     return tuple(str(name) for name in names)
 
 
@@ -247,7 +247,7 @@ def _samples(certificate: Certificate, predicted: tuple[int | None, ...]) -> Sam
 
 
 def _per_class(certificate: Certificate, epsilons: Sequence[float]) -> tuple[ClassRow, ...]:
-    """Return one row a class that occurs; medians over its correct samples, NaN where there are none."""
+    """Return one row per class that occurs; medians over its correct samples, NaN where there are none."""
     rows = []
     for label in certificate.label.unique().tolist():
         own = certificate.label == label

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.portfolio import CURVATURE_METHODS, curvature
-from curvcert.bounds.lipschitz.method import AbstractMethod
-from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz
-from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.bounds.curvature.portfolio import CURVATURE_METHODS, curvature_of
+from curvcert.bounds.lipschitz.method import M
+from curvcert.bounds.lipschitz.portfolio import AUTO_METHODS, lipschitz_of
+from curvcert.bounds.lipschitz.problem import Problem, make_problem
 from curvcert.bounds.types import Bound
 from curvcert.certificates import Certificate
 from curvcert.errors import UnsupportedActivation, UnsupportedBlock, UnsupportedModule, UnsupportedNorm
@@ -44,16 +44,18 @@ def deciding_pair(certificate: Certificate) -> tuple[tuple[int, int], int]:
 
 
 def measure_looseness(network: Network, certificate: Certificate, x: Tensor | None = None) -> Looseness:
-    """Bound L and K of the deciding pair by every method, and search for large slopes and Hessians from some inputs.
+    """Bound L and K of the deciding pair by the methods of "auto", and search for large slopes and Hessians.
 
     The search starts at up to 16 inputs and takes 50 steps; it is a search in l2, so other norms go without.
     """
     pair, decides = deciding_pair(certificate)
     missing: list[str] = []
-    breakdowns = [*_lipschitz_breakdowns(network, certificate.p, pair)]
+    # One problem, so that the methods share their norms.
+    problem = make_problem(network, certificate.p, None, None, None, pair, None)
+    breakdowns = [_breakdown("L", lipschitz_of(problem, method)) for method in _applying(AUTO_METHODS, problem)]
     kink = _reason_against_curvature(network)
     if kink is None:
-        breakdowns += _curvature_breakdowns(network, certificate.p, pair)
+        breakdowns += [_breakdown("K", curvature_of(problem, one)) for one in _applying(CURVATURE_METHODS, problem)]
     else:
         missing.append(f"K: {kink}")
     slope = hessian = None
@@ -99,19 +101,9 @@ def _spread(x: Tensor, most: int) -> Tensor:
     return x[torch.linspace(0, len(x) - 1, most).long()]
 
 
-def _lipschitz_breakdowns(network: Network, p: float, pair: tuple[int, int]) -> list[Breakdown]:
-    names = _applying(LIPSCHITZ_METHODS, network, p, pair)
-    return [_breakdown("L", lipschitz(network, p, method=name, pair=pair)) for name in names]
-
-
-def _curvature_breakdowns(network: Network, p: float, pair: tuple[int, int]) -> list[Breakdown]:
-    names = _applying(CURVATURE_METHODS, network, p, pair)
-    return [_breakdown("K", curvature(network, p, method=name, pair=pair)) for name in names]
-
-
-def _applying(methods: Mapping[str, AbstractMethod], network: Network, p: float, pair: tuple[int, int]) -> list[str]:
-    problem = make_problem(network, p, None, None, None, pair, None)
-    return [name for name, method in methods.items() if method.reason_to_skip(problem) is None]
+def _applying(methods: Mapping[str, M], problem: Problem) -> list[M]:
+    """Return what "auto" tries of the methods."""
+    return [method for method in methods.values() if method.reason_to_skip(problem) is None]
 
 
 def _reason_against_curvature(network: Network) -> str | None:

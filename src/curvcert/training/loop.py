@@ -69,7 +69,7 @@ def train(
 ) -> TrainingResult:
     """Train a model and certify it.
 
-    Writes into `out`: `recipe.json`, `metrics.jsonl` (a line an evaluation), `checkpoints/`, and at the end
+    Writes into `out`: `recipe.json`, `metrics.jsonl` (a line per evaluation), `checkpoints/`, and at the end
     `model.safetensors` and `result.json`.
 
     Args:

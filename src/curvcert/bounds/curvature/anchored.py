@@ -1,4 +1,4 @@
-r"""Anchored curvature: one point fixed, the other anywhere, one value a sample.
+r"""Anchored curvature: one point fixed, the other anywhere, one value per sample.
 
 With anchored constants of :math:`\phi'` at the point, two recursions hold step by step, and the lesser counts:
 

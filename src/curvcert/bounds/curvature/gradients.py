@@ -184,7 +184,7 @@ class _GradientSizes(Generic[R]):
             total = total + share
         end = self._path(self._end, starts)
         total = total if end is None else total + self._problem.final_norm(end, self._norms)
-        # A path through the sum rounds three times a unit; the final slack alone would not cover deep networks.
+        # A path through the sum rounds three times per unit; the final slack alone would not cover deep networks.
         return inflate(total, gamma(8 * len(self._units) + 8))
 
     def _path(self, target: int | None, starts: Level) -> AbstractLinearMap | None:

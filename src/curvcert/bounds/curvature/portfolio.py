@@ -45,7 +45,7 @@ class Compositional(AbstractCurvatureMethod):
 @final
 @dataclass(frozen=True)
 class Unrolled(AbstractCurvatureMethod):
-    """One term a layer, weighed by the gradient that reaches it."""
+    """One term per layer, weighed by the gradient that reaches it."""
 
     name: str = "unrolled"
 
@@ -141,7 +141,7 @@ def curvature(
         q: norm of the outputs; p by default.
         method: "compositional", "unrolled", "crc", "anchored", "local", a method object (such as
             `Compositional(["sdp"])`), or "auto", the least of all that apply.
-        at: a batch of points: *anchored*, one point fixed there and the other free, one value a sample.
+        at: a batch of points: *anchored*, one point fixed there and the other free, one value per sample.
         radius: with `at`, *local*: both points in the closed ball of that radius.
         pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
             `itertools.combinations`.

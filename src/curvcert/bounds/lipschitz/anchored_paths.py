@@ -2,7 +2,7 @@ r"""LipLT with slopes for every neuron and sample: its z-form as seen from a poi
 
 Only differences from x occur in an anchored bound, so every neuron has its own interval of quotients, with middle
 :math:`\mu` and half its width :math:`\rho`.  With the path maps P of the network whose activations are multiplications
-by :math:`\mu`, one problem a sample,
+by :math:`\mu`, one problem per sample,
 
 .. math:: Z_k(x) = \|P_{k0}\| + \sum_{i < k} \|P_{ki}\, \mathrm{diag}(\rho_i)\| \, Z_i(x)
 

@@ -21,7 +21,7 @@ _COPIES = 16
 
 
 def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
-    """Apply a bound with one value a sample to pieces of the batch, and join the results."""
+    """Apply a bound with one value per sample to pieces of the batch, and join the results."""
     if isinstance(problem.scope, Global):
         return bound(problem)
     spare = spare_elements(problem.network.device, _COPIES * _ELEMENTS) // _COPIES

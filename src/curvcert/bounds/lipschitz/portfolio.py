@@ -154,7 +154,7 @@ def lipschitz(
         method: "product", "liplt", "lipsdp-recursion", "lipsdp", "anchored", "local", a method object, or "auto", the
             least of all that apply, in p -> q or by way of l2; `Bound.method` tells which won, `Bound.skipped`
             which did not apply.
-        at: a batch of points: *anchored*, one point fixed there and the other free, one value a sample.
+        at: a batch of points: *anchored*, one point fixed there and the other free, one value per sample.
         radius: with `at`, *local*: both points in the closed ball of that radius.
         pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
             `itertools.combinations`.

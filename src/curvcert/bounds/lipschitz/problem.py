@@ -181,9 +181,9 @@ def _scope(network: Network, at: Tensor | None, radius: float | Tensor | None) -
     try:
         r = torch.as_tensor(radius, dtype=torch.float64, device=x.device).detach()
     except (TypeError, ValueError, RuntimeError):
-        raise InvalidInput(f"radius is one number, or one a sample, got {radius!r}.") from None
+        raise InvalidInput(f"radius is one number, or one per sample, got {radius!r}.") from None
     if r.dim() > 1 or (r.dim() == 1 and len(r) != len(x)):
-        raise InvalidInput(f"radius is one number, or one a sample ({len(x)}), got shape {tuple(r.shape)}.")
+        raise InvalidInput(f"radius is one number, or one per sample ({len(x)}), got shape {tuple(r.shape)}.")
     if not bool(((r >= 0) & torch.isfinite(r)).all()):
         raise InvalidInput("radius must be finite and at least 0.")
     return Ball(x, r.expand(len(x)))

@@ -307,7 +307,7 @@ class _Push:
         return inflate(spectral_norms(self.X.flatten(2)) + self.error, STEP) + FLOOR
 
     def rows(self) -> Tensor:
-        """Bound the norms of the rows, one a neuron."""
+        """Bound the norms of the rows, one per neuron."""
         size = torch.linalg.vector_norm(self.X.flatten(2), dim=1)
         return inflate(size + self.error[..., None], gamma(self.X.shape[1] + 8)) + FLOOR
 

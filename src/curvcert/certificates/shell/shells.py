@@ -140,7 +140,7 @@ def _refined(centres: list[AtCentre], pairs: Pairs, radius: Tensor, end: Tensor,
 
 
 def _grid_end(query: Query) -> tuple[Tensor, Tensor]:
-    """Return the end of the first grid, and the classes to look at, most urgent first: the same number a sample."""
+    """Return the end of the first grid, and the classes to look at, most urgent first: the same number per sample."""
     known = query.known.scatter(1, query.label[:, None], torch.inf)
     limit = (query.m / query.g.clamp(min=1e-300)).scatter(1, query.label[:, None], torch.inf).amin(dim=1)
     everywhere = query.everywhere.scatter(1, query.label[:, None], torch.inf).amin(dim=1)
