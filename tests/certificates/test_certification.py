@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -246,7 +247,10 @@ class TestBadInput:
             ({"method": "magic"}, "Unknown method"),
             ({"method": "crc", "p": 1}, "does not apply"),
             ({"epsilons": [-1.0]}, "positive"),
-            ({"network": nn.Linear(2, 2)}, "Network"),
+            ({"network": "model.pt"}, "expects a Network, got str"),
+            ({"x": "inputs.npy"}, "x is a tensor, an array, a data set or an iterable of batches, got str"),
+            ({"x": 0.5}, "got float"),
+            ({"x": np.array([["a"]])}, "array of real numbers, got <U1"),
         ],
     )
     def test_is_answered_clearly(self, arguments: dict[str, object], message: str) -> None:
@@ -464,14 +468,21 @@ def test_outputs_that_are_no_classes_are_refused() -> None:
     assert len(certify(pooled, torch.zeros(1, 1, 8, 8), method="product")) == 1
 
 
-def test_what_is_no_tensor_or_no_batch_is_told() -> None:
+def test_arrays_are_taken_as_tensors_are() -> None:
     network, (x, y) = planar(), blobs(6)
-    with pytest.raises(InvalidInput, match="x is a tensor, got ndarray"):
-        certify(network, x.numpy(), y)
+    assert torch.equal(certify(network, x.numpy(), y.numpy()).radius, certify(network, x, y).radius)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh()).eval()
+    traced = trace(model, np.zeros((1, 2)))
+    assert torch.equal(traced(x), trace(model, torch.zeros(1, 2))(x))
+    assert torch.equal(traced(x.numpy()), traced(x))
+
+
+def test_what_is_no_batch_is_told() -> None:
+    network, (x, y) = planar(), blobs(6)
     with pytest.raises(InvalidInput, match="batch_size must be at least 1, got 0"):
         certify(network, x, y, batch_size=0)
-    with pytest.raises(InvalidInput, match="The example input is a tensor, got ndarray"):
-        trace(nn.Linear(2, 2).eval(), torch.zeros(1, 2).numpy())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="The example input is a tensor, got list"):
+        trace(nn.Linear(2, 2).eval(), [[0.0, 0.0]])  # type: ignore[arg-type]
 
 
 def test_a_witness_is_no_farther_than_its_radius_in_many_dimensions() -> None:

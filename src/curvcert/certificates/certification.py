@@ -35,6 +35,7 @@ from curvcert.certificates.radii import curvature_beats_lipschitz
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network import Network, trace
+from curvcert.network.network import tensor_of
 from curvcert.norms import validate_p
 from curvcert.progress import sign_of_life
 
@@ -127,8 +128,8 @@ def certify(
             iterable of (x, y) batches.
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
-        method: "auto" (the best of all, for each sample), "checkable" (the best of those that `curvcert check` can prove
-            again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
+        method: "auto" (the best of all, for each sample), "checkable" (the best of those that `curvcert check` can
+            prove again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
             over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in
             l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
             `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
@@ -161,11 +162,12 @@ def certify(
 
 def source_of(x: Inputs) -> Tensor | Iterable[Any]:
     """Return inputs as `Certifier` takes them: an array as a tensor, the samples of a data set in batches."""
-    if isinstance(x, np.ndarray):
-        return torch.as_tensor(x)
     if isinstance(x, Dataset) and not isinstance(x, IterableDataset):
         return DataLoader(x, batch_size=_SAMPLES_AT_ONCE)
-    return x
+    if isinstance(x, str) or not isinstance(x, Iterable):
+        raise InvalidInput(f"x is a tensor, an array, a data set or an iterable of batches, got {type(x).__name__}.")
+    found: Tensor | Iterable[Any] = tensor_of(x)
+    return found
 
 
 def _traced(model: nn.Module, x: Tensor | Iterable[Any]) -> tuple[Network, Tensor | Iterable[Any]]:

@@ -43,7 +43,7 @@ def check_certificate(
     >>> net = curvcert.trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).eval(), torch.zeros(1, 2))
     >>> x = torch.ones(4, 2, dtype=torch.float64)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = curvcert.certify(net, x).save(f"{folder}/certificate")
+    ...     _ = curvcert.certify(net, x, method="checkable").save(f"{folder}/certificate")
     ...     _ = save_network(net, f"{folder}/network")
     ...     verdict = check_certificate(f"{folder}/certificate", f"{folder}/network", x.numpy())
     >>> verdict.holds, verdict.status, verdict.radii_proven

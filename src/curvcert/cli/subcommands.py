@@ -17,7 +17,7 @@ SUBCOMMANDS = {
     "check": "Verify a certificate file with code that shares nothing with the code that made it.",
     "verify": "Decide a property of a network: it holds, is violated, or that is unknown.",
     "train": "Train a classifier whose certificates are large, and certify it.",
-    "audit": "Attack every bound and certificate on fresh random networks.",
+    "audit": "Attack every bound and certificate on networks aimed at them, then on fresh random ones.",
 }
 """The first line of what each says of itself.  The function `NAME_command` is in the module of that name."""
 

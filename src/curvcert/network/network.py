@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -232,8 +233,9 @@ class Network:
             return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
         return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype)
 
-    def require_batch(self, x: Tensor) -> Tensor:
+    def require_batch(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""
+        x = tensor_of(x)
         if not isinstance(x, Tensor) or x.dim() == 0 or tuple(x.shape[1:]) != self.in_shape:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InvalidInput(f"Expected a batch of shape (batch, {', '.join(map(str, self.in_shape))}), got {got}.")
@@ -316,6 +318,19 @@ class _Covectors(AbstractBackward[Tensor]):
 
     def max_pool(self, k: int, node: MaxPoolNode, value: Tensor) -> Tensor:
         return node.pool.pull_back(self._values[node.source], value)
+
+
+def tensor_of(value: Any) -> Any:
+    """Return an array of numbers as a tensor, and anything else as it is.
+
+    >>> tensor_of(np.zeros((1, 2))).shape
+    torch.Size([1, 2])
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind not in "biuf":
+        raise InvalidInput(f"Expected an array of real numbers, got {value.dtype}.")
+    return torch.as_tensor(np.ascontiguousarray(value))
 
 
 @contextmanager

@@ -5,8 +5,10 @@ forward of their own, functional activations and residual sums all arrive as one
 either lowered by a rule or refused by name; the result is then compared with the module itself.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -15,7 +17,7 @@ from curvcert.network.builder import Value, start
 from curvcert.network.building import built
 from curvcert.network.functions import lower_call
 from curvcert.network.lowering import is_known, lower_exactly
-from curvcert.network.network import Network
+from curvcert.network.network import Network, tensor_of
 from curvcert.network.recording import (
     overwrites_its_input,
     path_of,
@@ -25,14 +27,14 @@ from curvcert.network.recording import (
 from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
 
 
-def trace(model: nn.Module, example_input: Tensor) -> Network:
+def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
     """Turn a module in eval mode into a `Network`, exactly, or say what is in the way.
 
     Covers what is built from Linear, Conv2d, Flatten, AvgPool2d, BatchNorm (eval), Dropout (eval),
     Identity, arithmetic with constants (a normalisation), every activation of the table, slices, chunks,
     flips, permutations, concatenations and padding by zeros, joined by skips and sums in any way, layers
     and values used many times included; ReLU-like kinks and max-pooling for Lipschitz bounds.
-    `example_input` gives the input's shape, batch dimension included.
+    `example_input` gives the input's shape, batch dimension included; an array is taken in the dtype of the weights.
 
     The weights are copied in float64, as the exact values that they hold, and are never multiplied
     together.  Three coefficients are rounded to float64 once, and the Network is the one with the rounded
@@ -51,18 +53,24 @@ def trace(model: nn.Module, example_input: Tensor) -> Network:
     """
     # Weights made in inference mode could not be differentiated through later.
     with torch.inference_mode(False), torch.no_grad(), random_state_kept():
-        require_traceable(model, example_input)
+        example = tensor_of(example_input)
+        if isinstance(model, nn.Module) and isinstance(example_input, np.ndarray):
+            example = example.to(next(_weights(model), example))
+        require_traceable(model, example)
         twin = float64_copy(model)
-        output = lowered(twin, start(tuple(example_input.shape[1:]), example_input.device))
+        output = lowered(twin, start(tuple(example.shape[1:]), example.device))
         network = built(output, source_dtype=_dtype_of(model))
-        require_equal_forward(twin, network, example_input)
+        require_equal_forward(twin, network, example)
     return network
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
     """Return the dtype of the module's weights; float64 if it has none."""
-    found = (tensor.dtype for tensor in model.parameters() if tensor.dtype.is_floating_point)
-    return next(found, torch.float64)
+    return next((weight.dtype for weight in _weights(model)), torch.float64)
+
+
+def _weights(model: nn.Module) -> Iterator[Tensor]:
+    return (weight for weight in model.parameters() if weight.dtype.is_floating_point)
 
 
 def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
