@@ -129,9 +129,9 @@ def certify(
         y: labels; the predicted classes by default.
         p: the norm, 1 <= p <= inf.
         method: "auto" (the best of all, for each sample), "checkable" (the best of those that `curvcert check` can
-            prove again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local": bounds
-            over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across it, in
-            l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
+            prove again), "lipschitz", "anchored-lipschitz" (with the sample fixed), "anchored", "shell" (or "local":
+            bounds over balls, see `certificates.shell`), "line" (the network along the gradient and curvature across
+            it, in l2, see `certificates.line`), "linear" (linear relaxation over balls, kinks included, see
             `certificates.methods.linear`), "quadratic" (Taylor models of order 2 over balls, see
             `certificates.methods.quadratic`), "norms" (carried over from other norms, see
             `certificates.methods.norms`), or one bound by its name: "product", "liplt", "lipsdp-recursion",
