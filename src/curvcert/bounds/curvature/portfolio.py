@@ -10,7 +10,7 @@ from torch import Tensor
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
 from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
-from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
+from curvcert.bounds.curvature.singla2020 import crc_bound, is_never_below_unrolled, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import unrolled_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
@@ -69,6 +69,10 @@ class CRC(AbstractCurvatureMethod):
         """Apply to scalar outputs of feed-forward networks in l2."""
         return reason_to_skip_crc(problem)
 
+    def can_win(self, problem: Problem) -> bool:
+        """Whether it may be below the unrolled bound."""
+        return not is_never_below_unrolled(problem)
+
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
         return crc_bound(problem)
@@ -90,7 +94,8 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         # Of differences of gradients from x on neither side says more than both do: the global constants may.
         both = problem if problem.side == "both" else replace(problem, side="both")
         bound = anchored_curvature_bound(both)
-        everywhere = [crc_bound(problem)] if reason_to_skip_crc(problem) is None else []
+        crc = CRC()
+        everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
         everywhere += [] if both is problem else [unrolled_bound(problem), compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)

@@ -26,6 +26,10 @@ class AbstractMethod(ABC):
     def reason_to_skip(self, problem: Problem) -> str | None:
         """Say why the method does not apply to the problem, or None."""
 
+    def can_win(self, problem: Problem) -> bool:
+        """Whether "auto" runs it, given that it applies: not where another method that applies is never above it."""
+        return True
+
     @abstractmethod
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -80,8 +84,9 @@ def _require_what_was_asked(bound: object, problem: Problem) -> None:
 
 
 def run_all(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Bound]:
-    """Run every method that applies."""
-    return [run(method, problem, floor) for method in methods if method.reason_to_skip(problem) is None]
+    """Run every method that applies and may be the best."""
+    applying = [method for method in methods if method.reason_to_skip(problem) is None]
+    return [run(method, problem, floor) for method in applying if method.can_win(problem)]
 
 
 def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Problem) -> Bound:
