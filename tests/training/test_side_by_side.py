@@ -1,18 +1,26 @@
 """Runs side by side are the runs that they would be alone, and go on together from what all of them kept."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from curvcert.certificates import certify
 from curvcert.cli.train import each_recipe
 from curvcert.data import load
 from curvcert.errors import InvalidInput
-from curvcert.training import Recipe, SideBySide, Trainer, checkpoints, load_model, train, train_side_by_side
+from curvcert.training import Recipe, SideBySide, Trainer, checkpoints, load_model, loop, train, train_side_by_side
 
 QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def certified_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a model is certified has no part in this."""
+    monkeypatch.setattr(loop, "certify", partial(certify, method="product"))
 
 
 def recipe(**fields: object) -> Recipe:
