@@ -312,7 +312,9 @@ def test_the_metrics_are_feasible_for_lipsdp(name, widths) -> None:
 def _inverse_metric(metric, n: int) -> Tensor:
     if metric.matrix is None:
         return torch.eye(n, dtype=F64) / metric.scale
-    return torch.linalg.inv(metric.matrix)
+    A = torch.eye(n, dtype=F64) if metric.along is None else metric.along.as_matrix()
+    multiple = 0.0 if metric.multiple is None else metric.multiple
+    return torch.linalg.inv(multiple * torch.eye(n, dtype=F64) + A @ metric.matrix @ A.T)
 
 
 def test_slopes_about_zero_leave_the_product() -> None:

@@ -88,7 +88,7 @@ def test_it_cannot_be_evaluated(make) -> None:
     ("module", "message"),
     [
         (nn.Dropout(0.1), "1: Dropout is random in training"),
-        (nn.BatchNorm1d(5), "1: BatchNorm1d"),
+        (nn.BatchNorm1d(5), "1: BatchNorm"),
         (nn.LSTM(5, 5), "1"),
     ],
 )

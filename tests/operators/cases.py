@@ -20,6 +20,7 @@ from curvcert.operators import (
     batch_norm_in_eval,
 )
 from curvcert.operators.circuit import Circuit
+from curvcert.operators.gather import Gather, gather_along
 from curvcert.operators.permutation import Flip, Permutation
 from curvcert.operators.segments import Segment, on_top_of_each_other, side_by_side
 from curvcert.operators.slices import Slice, slice_along
@@ -126,6 +127,12 @@ CASES = [
     Case("slice", lambda: Slice((3, 5, 4), (1, 0, 3), (1, 2, 1), (2, 3, 1))),
     Case("embedding", lambda: slice_along((3, 5), 1, 1, 2, 3).T),
     Case("conv of channels", lambda: Conv2d(randn(3, 4, 3, 3), (4, 5, 5)) @ slice_along((4, 5, 5), 0, 1, 2).T),
+    Case("gather", lambda: Gather((3, 4), ((2, 0, 0, 1, 0), (1, 3, 1)))),
+    Case("gather of some", lambda: Gather((3, 4), ((0, 1, 2), (3, 1)))),
+    Case(
+        "conv behind a mirror",
+        lambda: Conv2d(randn(2, 2, 3, 1), (2, 6, 3)) @ gather_along((2, 4, 3), {1: (1, 0, 1, 2, 3, 2)}),
+    ),
     Case("segment", lambda: Segment(7, 2, (2, 2))),
     Case("side by side", lambda: side_by_side([Dense(randn(3, 4)), -0.5 * Dense(randn(3, 2, seed=1)), Identity((3,))])),
     Case("on top of each other", lambda: on_top_of_each_other([Dense(randn(2, 4)), Reshape((4,), (2, 2))])),

@@ -113,7 +113,7 @@ def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
             return _permutation(content, entry)
         case "segment":
             return _segment(content, entry)
-        case "flip" | "slice":
+        case "flip" | "slice" | "gather":
             return _selection(content, entry)
         case "circuit":
             return _circuit(content, entry, depth)
@@ -210,15 +210,29 @@ def _segment(content: Reading, entry: dict[str, Any]) -> Enclosed:
 
 
 def _selection(content: Reading, entry: dict[str, Any]) -> Enclosed:
-    """Return the rows of the identity that a flip of axes, or a slice along them, takes, in its order."""
+    """Return the rows of the identity that a flip of axes, a slice, or indices along them take, in their order."""
     flips = entry["map"] == "flip"
     source = shape_of(content, entry.get("shape" if flips else "in_shape"))
     require_side(1, math.prod(source))
-    order = np.arange(math.prod(source)).reshape(source)[_cut(content, entry, source, flips)].reshape(-1)
+    gathers = entry["map"] == "gather"
+    cut = _gathered(content, entry, source) if gathers else _cut(content, entry, source, flips)
+    order = np.arange(math.prod(source)).reshape(source)[cut].reshape(-1)
     content.room(order.size, math.prod(source))
     rows = np.zeros((order.size, math.prod(source)))
     rows[np.arange(order.size), order] = 1.0
     return Enclosed(rows)
+
+
+def _gathered(content: Reading, entry: dict[str, Any], source: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
+    """Return which entries a gathering takes along every axis."""
+    indices = entry.get("indices")
+    if not isinstance(indices, list) or len(indices) != len(source):
+        content.refuse("indices along other axes than there are")
+    for chosen, n in zip(indices, source, strict=True):
+        if not isinstance(chosen, list) or not chosen or not all(type(k) is int and 0 <= k < n for k in chosen):
+            content.refuse("an index that is not in its tensor")
+    require_side(math.prod(map(len, indices)), 1)
+    return np.ix_(*indices)
 
 
 def _cut(content: Reading, entry: dict[str, Any], source: tuple[int, ...], flips: bool) -> tuple[slice, ...]:

@@ -8,7 +8,7 @@ their dtype and with their gradients, for estimates in training.  What holds at 
 so those of live values have no numbers (torch's meta device).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from curvcert.network.block import MaxPool
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
 from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Reshape, scale
 from curvcert.operators.base import Shape
+from curvcert.operators.gather import gather_along
 from curvcert.operators.permutation import Flip, Permutation
 from curvcert.operators.slices import Slice, slice_along
 
@@ -159,6 +160,11 @@ class Value:
         if count == self.shape[axis]:
             return self
         return self.linear(slice_along(self.shape, axis, start, count, step), name=name)
+
+    def gathered(self, chosen: Mapping[int, Sequence[int]], name: str = "") -> "Value":
+        """Return the chosen entries along some axes, in their order, repeated ones too."""
+        moving = {axis: places for axis, places in chosen.items() if list(places) != list(range(self.shape[axis]))}
+        return self.linear(gather_along(self.shape, moving), name=name) if moving else self
 
     def padded(self, sides: dict[int, tuple[int, int]], name: str = "") -> "Value":
         """Return the value with zeros before and behind it, so many along each of some axes."""

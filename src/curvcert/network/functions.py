@@ -13,6 +13,7 @@ from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value
+from curvcert.network.linear_calls import LINEAR
 from curvcert.network.lowering import lower_exactly
 from curvcert.network.movement_calls import MOVES, Batch
 from curvcert.network.recording import is_in_place_call, is_in_place_module, path_of, require_own_memory
@@ -36,7 +37,12 @@ _FUNCTIONAL: dict[Any, Callable[..., nn.Module]] = {
     F.relu6: nn.ReLU6,
     F.hardtanh: nn.Hardtanh,
     F.selu: nn.SELU,
+    F.avg_pool1d: nn.AvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.channel_shuffle: nn.ChannelShuffle,
+    F.max_pool1d: nn.MaxPool1d,
     F.max_pool2d: nn.MaxPool2d,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
@@ -57,7 +63,18 @@ _SUBTRACT = {operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub
 _MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
 _DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
 _NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
-_SHAPE_ARITHMETIC = {operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv}
+_OF_SHAPES = {operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv}
+_NAMES = """abs cat diag exp flatten matmul mean mm mul neg permute pow reciprocal relu reshape rsqrt sigmoid
+sqrt square squeeze stack sum t tanh transpose tril triu unsqueeze"""
+_PURE = {
+    *(getattr(torch, name) for name in _NAMES.split()),
+    *(name for name in (*_NAMES.split(), "contiguous", "clone", "detach", "view") if hasattr(Tensor, name)),
+    *(operator.matmul, operator.neg, operator.pow, operator.truediv, torch.add, torch.sub, torch.div),
+    *(F.softplus, F.normalize, torch.linalg.vector_norm, torch.linalg.matrix_norm),
+}
+"""What weights may be computed with in a forward pass: functions and methods without state, memory or chance."""
+
+_PARTS_OF_CONSTANTS = {"T", "mT", "data"}
 
 _SHAPE = "Write the model as blocks Hx + G phi(Wx + b) + c."
 
@@ -66,13 +83,15 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
     """Return what a function or method gives: an expression, or the shape of one."""
     target, path = node.target, path_of(node)
     if not _holds_value((args, kwargs)):
-        return _shape_arithmetic(node, args, kwargs)
+        return _of_constants(node, args, kwargs)
     if is_in_place_call(node):
         require_own_memory(model, node)
     if target in _ADD | _SUBTRACT | _MULTIPLY | _DIVIDE and not kwargs and len(args) == 2:
         return _arithmetic(path, target, args[0], args[1])
     if target in MOVES and args and _holds_value(args[0]) and not _holds_value((args[1:], kwargs)):
-        return _moved(node, args, kwargs)
+        return _by_rule(MOVES[target], node, args, kwargs)
+    if target in LINEAR and sum(isinstance(arg, Value) for arg in (*args, *kwargs.values())) == 1:
+        return _by_rule(LINEAR[target], node, args, kwargs)
     if not args or not isinstance(args[0], Value) or _holds_value((args[1:], kwargs)):
         raise _unsupported(node)
     value, rest = args[0], args[1:]
@@ -92,14 +111,18 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
     raise _unsupported(node)
 
 
-def _moved(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Lower what moves no number to another sample."""
-    rule = MOVES[node.target]
+def _by_rule(rule: Callable[..., Any], node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Lower a call that has a rule with torch's own parameters."""
     try:
         inspect.signature(rule).bind(path_of(node), *args, **kwargs)
     except TypeError:
         raise _unsupported(node) from None
-    return rule(path_of(node), *args, **kwargs)
+    try:
+        return rule(path_of(node), *args, **kwargs)
+    except InvalidInput as error:
+        if str(error).startswith(path_of(node)):
+            raise
+        raise InvalidInput(f"{path_of(node)}: {error}") from error
 
 
 def _size(node: fx.Node, value: Value, rest: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -126,18 +149,28 @@ def _owner(node: fx.Node) -> str:
 
 
 def _holds_value(argument: Any) -> bool:
+    return _holds(Value, argument)
+
+
+def _holds(kind: type, argument: Any) -> bool:
     if isinstance(argument, dict):
-        return _holds_value(tuple(argument.values()))
-    return isinstance(argument, Value) or (isinstance(argument, tuple | list) and any(map(_holds_value, argument)))
+        return _holds(kind, tuple(argument.values()))
+    return isinstance(argument, kind) or (
+        isinstance(argument, tuple | list) and any(_holds(kind, part) for part in argument)
+    )
 
 
-def _shape_arithmetic(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Evaluate a node that depends on the shape of the input alone."""
-    if node.target not in _SHAPE_ARITHMETIC:
+def _of_constants(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Evaluate a node that depends on weights, or on the shape of the input, alone."""
+    known = node.target in _OF_SHAPES or (node.target in _PURE and _holds(Tensor, args))
+    of_constant = node.target is getattr and isinstance(args[0], Tensor) and args[1] in _PARTS_OF_CONSTANTS
+    if not (known or of_constant):
         raise _unsupported(node)
     try:
+        if isinstance(node.target, str):
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
         return node.target(*args, **kwargs)
-    except (TypeError, IndexError, ZeroDivisionError) as error:
+    except (TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
         raise UnsupportedModule(
             f"{path_of(node)}: {error}. A forward pass may use x.shape, but not compute with the size of the batch."
         ) from error

@@ -1,6 +1,5 @@
 """How each module becomes nodes of a network: `lower(module, value)`."""
 
-from collections.abc import Sequence
 from functools import singledispatch
 
 from torch import nn
@@ -8,11 +7,10 @@ from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
-from curvcert.network.block import MaxPool
+from curvcert.network import windows
 from curvcert.network.builder import Value
-from curvcert.network.movement import flatten, pad_last, reshape
-from curvcert.operators import AveragePool2d, Conv2d, Dense, batch_norm_in_eval
-from curvcert.operators.conv import Pair
+from curvcert.network.movement import blocks_to_space, flatten, mix_groups, pad_last, space_to_blocks, unflatten
+from curvcert.network.windows import linear
 
 LARGEST_DEVIATION = 1e-6
 """How far a module may be from its activation: torch's Softplus jumps at its threshold, by 2.1e-9 as it comes."""
@@ -81,76 +79,93 @@ def is_known(module: nn.Module) -> bool:
 
 @lower.register
 def _(module: nn.Linear, value: Value, path: str) -> Value:
-    if value.shape[-1:] != (module.in_features,):
-        raise InvalidInput(f"{path}: Linear expects {module.in_features} features, got shape {value.shape}.")
-    if len(value.shape) > 1:
-        raise UnsupportedModule(f"{path}: Linear on inputs of shape {value.shape} is not supported. Flatten first.")
-    return value.linear(Dense(value.weight(module.weight)), module.bias, path)
+    return linear(value, module.weight, module.bias, path)
 
 
-@lower.register
-def _(module: nn.Conv2d, value: Value, path: str) -> Value:
-    if module.padding_mode not in ("zeros", "circular"):
-        raise UnsupportedModule(
-            f"{path}: padding mode {module.padding_mode!r} is not supported. Use zeros or circular."
-        )
-    _require_image(value, path, module)
-    conv = Conv2d(
-        value.weight(module.weight),
-        value.shape,
-        _two(module.stride),
-        _conv_padding(module),
-        _two(module.dilation),
+@lower.register(nn.Conv1d)
+@lower.register(nn.Conv2d)
+def _(module: nn.Conv1d | nn.Conv2d, value: Value, path: str) -> Value:
+    return windows.convolution(
+        value,
+        module.weight,
+        module.bias,
+        module.stride,
+        module.padding,
+        module.dilation,
         module.groups,
         module.padding_mode,
+        path,
     )
-    return value.linear(conv, None if module.bias is None else module.bias[:, None, None], path)
 
 
-def _conv_padding(module: nn.Conv2d) -> tuple[Pair, Pair]:
-    if module.padding == "valid":
-        return (0, 0), (0, 0)
-    if module.padding == "same":
-        spans = [d * (k - 1) for d, k in zip(_two(module.dilation), _two(module.kernel_size), strict=True)]
-        return (spans[0] // 2, spans[0] - spans[0] // 2), (spans[1] // 2, spans[1] - spans[1] // 2)
-    h, w = _two(module.padding)  # type: ignore[arg-type]
-    return (h, h), (w, w)
+@lower.register(nn.ConvTranspose1d)
+@lower.register(nn.ConvTranspose2d)
+def _(module: nn.ConvTranspose1d | nn.ConvTranspose2d, value: Value, path: str) -> Value:
+    return windows.transposed_convolution(
+        value,
+        module.weight,
+        module.bias,
+        module.stride,
+        module.padding,  # type: ignore[arg-type]
+        module.output_padding,
+        module.groups,
+        module.dilation,
+        path,
+    )
 
 
-def _two(size: int | Sequence[int]) -> Pair:
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[-1]))
+@lower.register(nn.AvgPool1d)
+@lower.register(nn.AvgPool2d)
+def _(module: nn.AvgPool1d | nn.AvgPool2d, value: Value, path: str) -> Value:
+    plane = isinstance(module, nn.AvgPool2d)
+    divisor = module.divisor_override if isinstance(module, nn.AvgPool2d) else None
+    options = module.ceil_mode, module.count_include_pad, divisor
+    return windows.average_pool(
+        value, module.kernel_size, module.stride, module.padding, *options, axes=1 + plane, path=path
+    )
 
 
-def _require_image(value: Value, path: str, module: nn.Module) -> None:
-    if len(value.shape) != 3:
-        raise InvalidInput(
-            f"{path}: {type(module).__name__} expects images of shape (channels, height, width), got {value.shape}. "
-            "The example input needs its batch dimension, and no Flatten before this layer."
+@lower.register(nn.AdaptiveAvgPool1d)
+@lower.register(nn.AdaptiveAvgPool2d)
+def _(module: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, value: Value, path: str) -> Value:
+    axes = 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
+    return windows.adaptive_average_pool(value, module.output_size, axes, path)
+
+
+@lower.register(nn.MaxPool1d)
+@lower.register(nn.MaxPool2d)
+def _(module: nn.MaxPool1d | nn.MaxPool2d, value: Value, path: str) -> Value:
+    dilation = module.dilation if isinstance(module.dilation, tuple) else (module.dilation,)
+    if module.ceil_mode or set(dilation) != {1} or module.return_indices:
+        raise UnsupportedModule(
+            f"{path}: {type(module).__name__} with ceil_mode, dilation or return_indices is not supported. Use its "
+            "defaults."
         )
+    axes = 1 if isinstance(module, nn.MaxPool1d) else 2
+    return windows.max_pool(value, module.kernel_size, module.stride, module.padding, axes, path)
 
 
 @lower.register
-def _(module: nn.AvgPool2d, value: Value, path: str) -> Value:
-    padding = _two(module.padding)
-    if module.ceil_mode or module.divisor_override or (padding != (0, 0) and not module.count_include_pad):
-        raise UnsupportedModule(
-            f"{path}: AvgPool2d with ceil_mode, divisor_override or count_include_pad=False is not supported. "
-            "Use its defaults."
-        )
-    _require_image(value, path, module)
-    stride = _two(module.kernel_size if module.stride is None else module.stride)
-    return value.linear(AveragePool2d(value.shape, _two(module.kernel_size), stride, padding), name=path)
+def _(module: nn.Upsample, value: Value, path: str) -> Value:
+    return windows.interpolated(
+        value,
+        module.size,
+        module.scale_factor,
+        module.mode,
+        module.align_corners,
+        module.recompute_scale_factor,
+        path,
+    )
 
 
 @lower.register
-def _(module: nn.MaxPool2d, value: Value, path: str) -> Value:
-    if module.ceil_mode or _two(module.dilation) != (1, 1) or module.return_indices:
-        raise UnsupportedModule(
-            f"{path}: MaxPool2d with ceil_mode, dilation or return_indices is not supported. Use its defaults."
-        )
-    _require_image(value, path, module)
-    stride = _two(module.kernel_size if module.stride is None else module.stride)
-    return value.max_pool(MaxPool(value.shape, _two(module.kernel_size), stride, _two(module.padding), path))
+def _(module: nn.UpsamplingNearest2d, value: Value, path: str) -> Value:
+    return windows.interpolated(value, module.size, module.scale_factor, "nearest", None, None, path)
+
+
+@lower.register
+def _(module: nn.UpsamplingBilinear2d, value: Value, path: str) -> Value:
+    return windows.interpolated(value, module.size, module.scale_factor, "bilinear", True, None, path)
 
 
 @lower.register(nn.BatchNorm1d)
@@ -162,20 +177,13 @@ def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value
             "Use track_running_stats=True."
         )
     dimensions = (1, 2) if isinstance(module, nn.BatchNorm1d) else (3,)
-    if len(value.shape) not in dimensions or value.shape[0] != module.num_features:
+    if len(value.shape) not in dimensions:
         raise InvalidInput(
             f"{path}: {type(module).__name__} expects {module.num_features} channels, got shape {value.shape}."
         )
-    if value.live:
-        raise UnsupportedModule(
-            f"{path}: {type(module).__name__} divides by statistics that move while it is trained, so the network has "
-            "no constants yet. Leave it out, or train with its statistics frozen as a curvcert.nn.Normalise."
-        )
-    mean, variance = value.weight(module.running_mean), value.weight(module.running_var)
-    weight = None if module.weight is None else value.weight(module.weight)
-    bias = None if module.bias is None else value.weight(module.bias)
-    scale, offset = batch_norm_in_eval(value.shape, mean, variance, module.eps, weight, bias)
-    return value.linear(scale, offset, path)
+    return windows.batch_normalised(
+        value, module.running_mean, module.running_var, module.weight, module.bias, module.eps, path
+    )
 
 
 @lower.register
@@ -186,15 +194,50 @@ def _(module: nn.Flatten, value: Value, path: str) -> Value:
 @lower.register
 def _(module: nn.Unflatten, value: Value, path: str) -> Value:
     sizes = tuple(module.unflattened_size)
-    if module.dim != 1 or len(value.shape) != 1 or not all(isinstance(n, int) for n in sizes):
-        raise UnsupportedModule(f"{path}: Unflatten is supported on dimension 1 of vectors, into unnamed dimensions.")
-    return reshape(value, sizes, path)
+    if not isinstance(module.dim, int) or not all(isinstance(n, int) for n in sizes):
+        raise UnsupportedModule(f"{path}: Unflatten into named dimensions is not supported. Give numbers.")
+    return unflatten(value, module.dim, sizes, path)
 
 
 @lower.register(nn.ZeroPad1d)
 @lower.register(nn.ZeroPad2d)
-def _(module: nn.ZeroPad1d | nn.ZeroPad2d, value: Value, path: str) -> Value:
-    return pad_last(value, module.padding, path)
+@lower.register(nn.ConstantPad1d)
+@lower.register(nn.ConstantPad2d)
+def _(module: nn.ConstantPad1d | nn.ConstantPad2d, value: Value, path: str) -> Value:
+    return pad_last(value, module.padding, path, number=float(module.value))
+
+
+@lower.register(nn.ReflectionPad1d)
+@lower.register(nn.ReflectionPad2d)
+def _(module: nn.ReflectionPad1d | nn.ReflectionPad2d, value: Value, path: str) -> Value:
+    return pad_last(value, module.padding, path, "reflect")
+
+
+@lower.register(nn.ReplicationPad1d)
+@lower.register(nn.ReplicationPad2d)
+def _(module: nn.ReplicationPad1d | nn.ReplicationPad2d, value: Value, path: str) -> Value:
+    return pad_last(value, module.padding, path, "replicate")
+
+
+@lower.register(nn.CircularPad1d)
+@lower.register(nn.CircularPad2d)
+def _(module: nn.CircularPad1d | nn.CircularPad2d, value: Value, path: str) -> Value:
+    return pad_last(value, module.padding, path, "circular")
+
+
+@lower.register
+def _(module: nn.PixelShuffle, value: Value, path: str) -> Value:
+    return blocks_to_space(value, module.upscale_factor, path)
+
+
+@lower.register
+def _(module: nn.PixelUnshuffle, value: Value, path: str) -> Value:
+    return space_to_blocks(value, module.downscale_factor, path)
+
+
+@lower.register
+def _(module: nn.ChannelShuffle, value: Value, path: str) -> Value:
+    return mix_groups(value, module.groups, path)
 
 
 @lower.register(nn.Identity)

@@ -7,6 +7,9 @@ it would let samples meet.
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
+import torch.nn.functional as F
+
 from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, concat
 from curvcert.operators.base import Shape
@@ -70,10 +73,11 @@ def transpose(value: Value, first: int, second: int, path: str) -> Value:
 def squeeze(value: Value, dims: Sequence[int], path: str) -> Value:
     """Return the value without some dimensions of size 1."""
     axes = {axis_of(value, dim, path) for dim in dims}
-    return _kept(value, tuple(n for axis, n in enumerate(value.shape) if axis not in axes or n != 1), path)
+    return kept(value, tuple(n for axis, n in enumerate(value.shape) if axis not in axes or n != 1), path)
 
 
-def _kept(value: Value, shape: Shape, path: str) -> Value:
+def kept(value: Value, shape: Shape, path: str) -> Value:
+    """Return the value in a shape that has lost dimensions of size 1."""
     if not shape:
         raise UnsupportedModule(f"{path}: one number per sample without a dimension. Keep a dimension of size 1.")
     return value.reshaped(shape, path)
@@ -108,7 +112,7 @@ def item(value: Value, dim: int, index: int, path: str) -> Value:
     if not -size <= index < size:
         raise InvalidInput(f"{path}: there is no entry {index} along dimension {dim} of size {size}.")
     found = value.cut(axis, index % size, 1, name=path)
-    return _kept(found, (*value.shape[:axis], *value.shape[axis + 1 :]), path)
+    return kept(found, (*value.shape[:axis], *value.shape[axis + 1 :]), path)
 
 
 def pad(value: Value, sides: Mapping[int, tuple[int, int]], path: str) -> Value:
@@ -121,14 +125,121 @@ def pad(value: Value, sides: Mapping[int, tuple[int, int]], path: str) -> Value:
     return value.padded({axis_of(value, dim, path): side for dim, side in grown.items() if any(side)}, path)
 
 
-def pad_last(value: Value, sides: Sequence[int], path: str) -> Value:
+def bordered(value: Value, sides: Mapping[int, tuple[int, int]], mode: str, path: str) -> Value:
+    """Return the value with a border made of its own entries: mode 'reflect', 'replicate' or 'circular'."""
+    chosen = {}
+    for dim, (before, after) in sides.items():
+        axis = axis_of(value, dim, path)
+        n = value.shape[axis]
+        if before < 0 or after < 0:
+            raise UnsupportedModule(f"{path}: padding by a negative number with mode {mode!r} is not supported. Slice.")
+        if max(before, after) > {"reflect": n - 1, "circular": n}.get(mode, max(before, after)):
+            raise InvalidInput(
+                f"{path}: a border of {max(before, after)} is wider than mode {mode!r} has for {n} entries."
+            )
+        places = range(-before, n + after)
+        match mode:
+            case "reflect":
+                chosen[axis] = [n - 1 - abs(n - 1 - abs(k)) for k in places]
+            case "replicate":
+                chosen[axis] = [min(max(k, 0), n - 1) for k in places]
+            case "circular":
+                chosen[axis] = [k % n for k in places]
+            case _:
+                raise UnsupportedModule(
+                    f"{path}: padding mode {mode!r} is not supported. Use 'constant', 'reflect', 'replicate' or "
+                    "'circular'."
+                )
+    return value.gathered(chosen, path)
+
+
+def choose(value: Value, dim: int, places: Sequence[int], path: str) -> Value:
+    """Return value[..., places, ...] along a dimension: entries in any order, repeated ones too."""
+    axis = axis_of(value, dim, path)
+    n = value.shape[axis]
+    if not places or not all(type(k) is int and -n <= k < n for k in places):
+        raise InvalidInput(f"{path}: expected entries of dimension {dim} of size {n}, got {list(places)[:8]}.")
+    return value.gathered({axis: [k % n for k in places]}, path)
+
+
+def roll(value: Value, shifts: Sequence[int], dims: Sequence[int], path: str) -> Value:
+    """Return the value shifted around along some dimensions."""
+    if len(shifts) != len(dims) or not all(type(k) is int for k in shifts):
+        raise InvalidInput(f"{path}: expected a whole number for each dimension, got shifts {shifts} along {dims}.")
+    for shift, dim in zip(shifts, dims, strict=True):
+        n = value.shape[axis_of(value, dim, path)]
+        value = choose(value, dim, [(k - shift) % n for k in range(n)], path)
+    return value
+
+
+def unflatten(value: Value, dim: int, sizes: Sequence[int], path: str) -> Value:
+    """Return the value with one dimension as several."""
+    axis = axis_of(value, dim, path)
+    given, n = tuple(sizes), value.shape[axis]
+    known = math.prod(k for k in given if k != -1)
+    full = tuple(n // max(known, 1) if k == -1 else k for k in given)
+    if not full or not all(type(k) is int and k > 0 for k in full) or math.prod(full) != n:
+        raise InvalidInput(f"{path}: cannot unflatten dimension {dim} of size {n} into {given}.")
+    return value.reshaped((*value.shape[:axis], *full, *value.shape[axis + 1 :]), path)
+
+
+def repeat(value: Value, times: Sequence[int], path: str) -> Value:
+    """Return the value repeated as a whole, so often along each axis of a sample."""
+    if len(times) != len(value.shape) or not all(type(k) is int and k >= 1 for k in times):
+        raise InvalidInput(f"{path}: expected a whole number for each dimension of {value.shape}, got {tuple(times)}.")
+    return value.gathered({k: [*range(n)] * times[k] for k, n in enumerate(value.shape)}, path)
+
+
+def blocks_to_space(value: Value, factor: int, path: str) -> Value:
+    """Return images (c r^2, h, w) as (c, h r, w r): torch's pixel shuffle."""
+    channels, height, width = _image(value, path)
+    r = factor
+    if type(r) is not int or r < 1 or channels % r**2:
+        raise InvalidInput(f"{path}: {channels} channels cannot be shuffled by a factor of {factor}.")
+    parts = value.reshaped((channels // r**2, r, r, height, width), path).permuted((0, 3, 1, 4, 2), path)
+    return parts.reshaped((channels // r**2, height * r, width * r), path)
+
+
+def space_to_blocks(value: Value, factor: int, path: str) -> Value:
+    """Return images (c, h r, w r) as (c r^2, h, w)."""
+    channels, height, width = _image(value, path)
+    r = factor
+    if type(r) is not int or r < 1 or height % r or width % r:
+        raise InvalidInput(f"{path}: an image of {height} x {width} cannot be unshuffled by a factor of {factor}.")
+    parts = value.reshaped((channels, height // r, r, width // r, r), path).permuted((0, 2, 4, 1, 3), path)
+    return parts.reshaped((channels * r**2, height // r, width // r), path)
+
+
+def mix_groups(value: Value, groups: int, path: str) -> Value:
+    """Return the channels of all groups in turn: torch's channel shuffle."""
+    channels = value.shape[0]
+    if type(groups) is not int or groups < 1 or channels % groups:
+        raise InvalidInput(f"{path}: {channels} channels do not make {groups} groups.")
+    parts = value.reshaped((groups, channels // groups, *value.shape[1:]), path)
+    mixed = parts.permuted((1, 0, *range(2, len(parts.shape))), path)
+    return mixed.reshaped(value.shape, path)
+
+
+def _image(value: Value, path: str) -> Shape:
+    if len(value.shape) != 3:
+        raise InvalidInput(f"{path}: expects images of shape (channels, height, width), got {value.shape}.")
+    return value.shape
+
+
+def pad_last(value: Value, sides: Sequence[int], path: str, mode: str = "constant", number: float = 0.0) -> Value:
     """Return the value padded as torch writes it: two numbers for the last dimension, two for the one before, ..."""
     if len(sides) % 2 or len(sides) > 2 * len(value.shape) or not all(type(n) is int for n in sides):
         raise InvalidInput(
             f"{path}: expected padding by two whole numbers for each of the last dimensions, got {tuple(sides)}."
         )
-    pairs = zip(sides[::2], sides[1::2], strict=True)
-    return pad(value, {-1 - k: side for k, side in enumerate(pairs)}, path)
+    pairs = {-1 - k: side for k, side in enumerate(zip(sides[::2], sides[1::2], strict=True))}
+    if mode != "constant":
+        return bordered(value, pairs, mode, path)
+    padded = pad(value, pairs, path)
+    if not number:
+        return padded
+    inside = F.pad(torch.ones(value.shape, dtype=torch.float64), list(sides))
+    return padded.shift(number * (1 - inside), name=path)
 
 
 def split(value: Value, sizes: Sequence[int], dim: int, path: str) -> tuple[Value, ...]:

@@ -71,9 +71,70 @@ def _fliplr(path: str, value: Value) -> Value:
 
 
 def _pad(path: str, tensor: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    if mode != "constant" or value:
-        raise UnsupportedModule(f"{path}: padding with anything but zeros is not supported. Use mode='constant', 0.")
-    return movement.pad_last(tensor, pad, path)
+    return movement.pad_last(tensor, pad, path, mode, float(value or 0.0))
+
+
+def _index_select(path: str, value: Value, dim: int, index: Any) -> Value:
+    return movement.choose(value, dim, _places(path, value, dim, index), path)
+
+
+def _places(path: str, value: Value, dim: int, index: Any) -> list[int]:
+    """Return the entries that a constant index names: a list of whole numbers, or a mask."""
+    size = value.shape[movement.axis_of(value, dim, path)]
+    found = torch.as_tensor(index) if isinstance(index, tuple | list) else index
+    if not isinstance(found, torch.Tensor) or found.dim() != 1 or found.dtype.is_floating_point or found.is_complex():
+        raise UnsupportedModule(
+            f"{path}: an index is made of whole numbers, slices, None and one constant list of entries or mask; got "
+            f"{type(index).__name__}."
+        )
+    if found.dtype == torch.bool:
+        if len(found) != size:
+            raise InvalidInput(f"{path}: a mask of {len(found)} entries for dimension {dim} of size {size}.")
+        found = found.nonzero()[:, 0]
+    return [int(k) for k in found]
+
+
+def _roll(path: str, value: Value, shifts: Any, dims: Any = ()) -> Value:
+    if dims == ():
+        raise UnsupportedModule(f"{path}: roll without dimensions moves entries to other samples. Name them.")
+    return movement.roll(value, _listed((shifts,)), _listed((dims,)), path)
+
+
+def _unflatten(path: str, value: Value, dim: int, sizes: Any) -> Value:
+    return movement.unflatten(value, dim, _listed((sizes,)), path)
+
+
+def _repeat(path: str, value: Value, *numbers: Any) -> Value:
+    times = tuple(_listed(numbers))
+    if times[:1] != (1,) or len(times) != 1 + len(value.shape):
+        raise UnsupportedModule(f"{path}: repeat must leave the batch, its first dimension, as it is.")
+    return movement.repeat(value, times[1:], path)
+
+
+def _expand(path: str, value: Value, *numbers: Any) -> Value:
+    sizes = tuple(_listed(numbers))
+    if sizes[:1] not in ((-1,), (Batch.SIZE,)) or len(sizes) != 1 + len(value.shape):
+        raise UnsupportedModule(f"{path}: expand must keep the batch dimension first: x.expand(-1, ...).")
+    wanted = [n if m == -1 else m for n, m in zip(value.shape, sizes[1:], strict=True)]
+    if any(n not in (1, m) for n, m in zip(value.shape, wanted, strict=True)):
+        raise InvalidInput(f"{path}: cannot expand samples of shape {value.shape} to {tuple(wanted)}.")
+    times = [1 if n == m else m for n, m in zip(value.shape, wanted, strict=True)]
+    return movement.repeat(value, times, path)
+
+
+def _repeat_interleave(path: str, value: Value, repeats: int, dim: int | None = None) -> Value:
+    if dim is None or type(repeats) is not int:
+        raise UnsupportedModule(f"{path}: repeat_interleave needs a dimension, and one whole number.")
+    size = value.shape[movement.axis_of(value, dim, path)]
+    return movement.choose(value, dim, [k for k in range(size) for _ in range(repeats)], path)
+
+
+def _pixel_shuffle(path: str, value: Value, upscale_factor: int) -> Value:
+    return movement.blocks_to_space(value, upscale_factor, path)
+
+
+def _pixel_unshuffle(path: str, value: Value, downscale_factor: int) -> Value:
+    return movement.space_to_blocks(value, downscale_factor, path)
 
 
 def _narrow(path: str, value: Value, dim: int, start: int, length: int) -> Value:
@@ -134,6 +195,8 @@ def _item(path: str, value: Any, index: Any) -> Any:
     if any(part is ... for part in wanted):
         place = next(k for k, part in enumerate(wanted) if part is ...)
         wanted[place : place + 1] = [slice(None)] * (1 + len(value.shape) - named)
+    if sum(isinstance(part, tuple | list | torch.Tensor) for part in wanted) > 1:
+        raise UnsupportedModule(f"{path}: several lists of entries in one index are not supported. Index step by step.")
     dim = 0
     for part in wanted:
         value, dim = _indexed(path, value, dim, part)
@@ -146,12 +209,10 @@ def _indexed(path: str, value: Value, dim: int, part: Any) -> tuple[Value, int]:
         return movement.unsqueeze(value, dim, path), dim + 1
     if type(part) is int:
         return movement.item(value, dim, part, path), dim
-    bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
-    if not isinstance(part, slice) or not all(bound is None or type(bound) is int for bound in bounds):
-        raise UnsupportedModule(
-            f"{path}: an index that is not made of whole numbers, slices and None is not supported. Write the choice "
-            "of entries as slices and torch.cat."
-        )
+    if not isinstance(part, slice):
+        return movement.choose(value, dim, _places(path, value, dim, part), path), dim + 1
+    if not all(bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)):
+        raise UnsupportedModule(f"{path}: a slice whose ends are not whole numbers is not supported.")
     return value if part == slice(None) else movement.cut(value, dim, part, path), dim + 1
 
 
@@ -179,6 +240,20 @@ MOVES: dict[Any, Callable[..., Any]] = {
     torch.fliplr: _fliplr,
     "fliplr": _fliplr,
     F.pad: _pad,
+    torch.index_select: _index_select,
+    "index_select": _index_select,
+    torch.roll: _roll,
+    "roll": _roll,
+    torch.unflatten: _unflatten,
+    "unflatten": _unflatten,
+    "repeat": _repeat,
+    torch.tile: _repeat,
+    "tile": _repeat,
+    "expand": _expand,
+    torch.repeat_interleave: _repeat_interleave,
+    "repeat_interleave": _repeat_interleave,
+    F.pixel_shuffle: _pixel_shuffle,
+    F.pixel_unshuffle: _pixel_unshuffle,
     torch.narrow: _narrow,
     "narrow": _narrow,
     torch.select: _select,

@@ -16,6 +16,7 @@ _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, torch
 _FRESH = _ARITHMETIC | {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.flip, "flip"}
 _VIEWS = {torch.flatten, torch.reshape, F.dropout, F.dropout2d, "flatten", "reshape", "view", "contiguous"}
 _VIEWS |= {torch.squeeze, torch.unsqueeze, torch.unbind, "squeeze", "unsqueeze", "unbind"}
+_VIEWS |= {torch.t, torch.detach, "t", "detach"}
 
 
 class _Proxy(fx.Proxy):

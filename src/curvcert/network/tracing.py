@@ -30,10 +30,11 @@ from curvcert.network.verification import float64_copy, random_state_kept, requi
 def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
     """Turn a module in eval mode into a `Network`, exactly, or say what is in the way.
 
-    Covers what is built from Linear, Conv2d, Flatten, AvgPool2d, BatchNorm (eval), Dropout (eval),
-    Identity, arithmetic with constants (a normalisation), every activation of the table, slices, chunks,
-    flips, permutations, concatenations and padding by zeros, joined by skips and sums in any way, layers
-    and values used many times included; ReLU-like kinks and max-pooling for Lipschitz bounds.
+    Covers what is built from linear layers (dense, convolutions and their adjoints, average pooling, interpolation,
+    BatchNorm and Dropout in eval mode, weights in functional calls), arithmetic with constants (a normalisation), every
+    activation of the table, and whatever moves, picks, repeats or joins the entries of a sample, joined by skips and
+    sums in any way, layers and values used many times included; ReLU-like kinks and max-pooling for Lipschitz bounds.
+    "Networks" in the documentation has the list.
     `example_input` gives the input's shape, batch dimension included; an array is taken in the dtype of the weights.
 
     The weights are copied in float64, as the exact values that they hold, and are never multiplied
@@ -132,4 +133,4 @@ def _attribute(model: nn.Module, target: str) -> Tensor:
     found = getattr(model.get_submodule(".".join(path)), name)
     if not isinstance(found, Tensor):
         raise UnsupportedModule(f"{target}: expected a parameter or buffer, got {type(found).__name__}.")
-    return found.detach()
+    return found

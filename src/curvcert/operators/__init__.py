@@ -16,6 +16,7 @@ from curvcert.operators.base import (
 from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
+from curvcert.operators.gather import Gather
 from curvcert.operators.gram import gram_norm_upper_bound
 from curvcert.operators.norm_bounds import NormBounds, norm_upper_bound
 from curvcert.operators.permutation import Flip, Permutation
@@ -33,6 +34,7 @@ __all__ = [
     "Dense",
     "Diagonal",
     "Flip",
+    "Gather",
     "Identity",
     "NormBounds",
     "Permutation",

@@ -30,8 +30,8 @@ class AbstractLinearMap(ABC):
     A subclass is a frozen dataclass that gives the two shapes, dtype, device, and three methods:
     `_apply`, `_adjoint` (both on a batch) and `_matrix`, its slow and obvious meaning.
 
-    One that only puts coordinates into another order, or another shape, says so by `reorders`; one that only leaves
-    coordinates out, by `selects`.
+    One that only puts coordinates into another order, or another shape, says so by `reorders`; one each of whose
+    outputs is one of the coordinates, some perhaps left out and some repeated, by `selects`.
     """
 
     reorders: ClassVar[bool] = False

@@ -117,7 +117,9 @@ def _(op: Transposed, r: float) -> Tensor:
         case Diagonal():
             return row_norms_upper_bound(inner, r)
         case _ if inner.selects:
-            return inner.adjoint(torch.ones(inner.out_shape, dtype=op.dtype, device=op.device))
+            # How often each coordinate is taken: columns of ones.
+            counts = inner.adjoint(torch.ones(inner.out_shape, dtype=op.dtype, device=op.device))
+            return torch.where(counts > 1, inflate(counts.pow(1 / r), 4 * UNIT_ROUNDOFF), counts)
         case _:
             return row_norms_upper_bound.dispatch(object)(op, r)
 

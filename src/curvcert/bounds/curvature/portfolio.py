@@ -10,8 +10,8 @@ from torch import Tensor
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
 from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
-from curvcert.bounds.curvature.singla2020 import crc_bound, is_never_below_unrolled, reason_to_skip_crc
-from curvcert.bounds.curvature.unrolled import unrolled_bound
+from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
+from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
 from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
@@ -36,6 +36,10 @@ class Compositional(AbstractCurvatureMethod):
     def reason_to_skip(self, problem: Problem) -> str | None:
         """Apply always."""
         return None
+
+    def can_win(self, problem: Problem) -> bool:
+        """Whether it may be below the unrolled bound."""
+        return not is_never_above_the_recursion(problem)
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -70,8 +74,8 @@ class CRC(AbstractCurvatureMethod):
         return reason_to_skip_crc(problem)
 
     def can_win(self, problem: Problem) -> bool:
-        """Whether it may be below the unrolled bound."""
-        return not is_never_below_unrolled(problem)
+        """Whether it may be below the unrolled bound: with one hidden layer it has eigenvalues of its own."""
+        return len(problem.network.blocks) == 1 or not is_never_above_the_recursion(problem)
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""

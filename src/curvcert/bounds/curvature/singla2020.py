@@ -28,7 +28,7 @@ from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
 from curvcert.errors import InvalidInput, UnsupportedBlock
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import evaluate_with_error
-from curvcert.operators import AbstractLinearMap, Identity, Reshape
+from curvcert.operators import AbstractLinearMap
 from curvcert.operators.chains import tracked_matrix
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.rows import basis_vectors
@@ -51,18 +51,6 @@ def reason_to_skip_crc(problem: Problem) -> str | None:
         if not isinstance(block, Block) or block.is_residual:
             return "crc: needs a feed-forward network"
     return None
-
-
-def is_never_below_unrolled(problem: Problem) -> bool:
-    """Whether each factor of every term is one that the unrolled bound has too, or has smaller.
-
-    With several hidden layers and nothing linear behind their activations: its intervals lie within these, its
-    constants of prefixes are at most the products of norms, and the forms are the same.  A single hidden layer has
-    eigenvalues of its own here.
-    """
-    blocks = problem.network.blocks
-    inner = [block.G for block in blocks[:-1] if isinstance(block, Block)]
-    return len(blocks) > 1 and all(isinstance(G, Identity | Reshape) for G in inner)
 
 
 def crc_bound(problem: Problem) -> Bound:

@@ -41,7 +41,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
 from curvcert.network import Block
 from curvcert.network.nodes import ElementwiseNode
-from curvcert.operators import AbstractLinearMap, Identity
+from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
 from curvcert.propagation.slopes import stacked_size
@@ -70,6 +70,19 @@ def unrolled_bound(problem: Problem) -> Bound:
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
     return replace(bound, side=problem.side)
+
+
+def is_never_above_the_recursion(problem: Problem) -> bool:
+    """Whether the compositional bound of a scalar has no factor that is smaller here, nor CRC's of several layers.
+
+    So it is where nothing linear stands between an activation and what reads it: the forms are the same, and the
+    constants of prefixes and the gradients are at most the products of norms, the intervals within CRC's.
+    """
+    if not problem.scalars or not problem.network.is_chain:
+        return False
+    blocks = [block for block in problem.network.blocks if isinstance(block, Block) and not block.is_residual]
+    inside = [block.G for block in blocks[:-1]]
+    return len(blocks) == len(problem.network.blocks) and all(isinstance(G, Identity | Reshape) for G in inside)
 
 
 def bends_unevenly(problem: Problem) -> bool:

@@ -12,10 +12,18 @@ eigenvalues lie between t/2 and t).  Then :math:`L = \sqrt{\lambda_{max}(G X_m^{
 
 The right-hand side falls as S grows in the Loewner order (:math:`S (I + \tau S)^{-1}` is operator monotone
 where :math:`I + \tau S \succ 0`), so floating point is made safe by using an S that dominates the true one,
-and by carrying :math:`Y_k \succeq X_k^{-1}`.  Verified before a matrix is used: :math:`\lambda_{max}(S)` and
-the definiteness of :math:`I + t\alpha\beta S` and of :math:`X_k`, by Cholesky factorisations with their residuals;
-both inverses, by theirs.  Where one of these fails, the multiple :math:`\max(\alpha^2, \beta^2) \lambda_{max}(S)` of
-the identity serves for :math:`X_k^{-1}`.
+and by carrying :math:`Y_k \succeq X_k^{-1}`.  Verified before a matrix is used: :math:`\lambda_{max}(S)`, by a
+Cholesky factorisation; with it, that :math:`I + t\alpha\beta S` and :math:`X_k` are definite, since both have the
+eigenvectors of S; and every inverse, by its residual.  Where one of these fails, the multiple
+:math:`\max(\alpha^2, \beta^2) \lambda_{max}(S)` of the identity serves for :math:`X_k^{-1}`.
+
+Behind :math:`X_{k-1}^{-1} = s I` a layer with more rows than columns, as a convolution of an image mostly is, needs no
+matrix of the size of its rows.  By Woodbury's identity
+
+.. math:: X_k^{-1} = \tfrac1t I + \tfrac{s (\alpha + \beta)^2}{4}
+          W \left(I - \tfrac{s t (\beta - \alpha)^2}{4} W^T W\right)^{-1} W^T,
+
+where the inverse rises with :math:`W^T W`: it is kept in this form, d I + A Z A'.
 """
 
 from dataclasses import dataclass
@@ -31,7 +39,7 @@ from curvcert.errors import UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.verified import is_positive_definite, largest_eigenvalue_upper_bound, symmetrised
+from curvcert.operators.verified import largest_eigenvalue_upper_bound, symmetrised
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
 
 _WORKABLE = 1e-60
@@ -42,11 +50,16 @@ _NOTHING_TO_GAIN = "the slopes leave nothing to gain"
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    r"""Upper bounds on :math:`X^{-1}`: a multiple of the identity, L^2 I, and a matrix, or a note why there is none."""
+    r"""Upper bounds on :math:`X^{-1}`: L^2 I by `scale`, and `multiple` I + A Z A', or a note why there is none.
+
+    Z is the `matrix`, A the map `along`; none of these is the identity, with a multiple of 0.
+    """
 
     scale: Tensor
     matrix: Tensor | None = None
     note: str = ""
+    along: AbstractLinearMap | None = None
+    multiple: Tensor | None = None
 
     @property
     def norm(self) -> Tensor:
@@ -139,38 +152,82 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
         if isinstance(block.G, Identity):
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
         return Metric(inflate(constant, gamma(8)), note=note)
-    S, error = congruence(W, metric, problem.norms)
+    widens = metric.matrix is None and W.in_size < W.out_size
+    S, error = congruence(W.T if widens else W, metric, problem.norms)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
     if not useful:
         return Metric(scale, note=note)
     if not _WORKABLE < beta < 1 / _WORKABLE:
         return Metric(scale, note=_NOTHING_TO_GAIN)
-    matrix = _schur_step(S, error, largest, alpha, beta)
-    return Metric(scale, matrix, note="not verified" if matrix is None else "")
+    form = _Dominating.of(S, error, largest, alpha, beta)
+    matrix = _narrow_inverse(form, alpha, beta) if widens else _schur_step(form, alpha, beta)
+    if matrix is None:
+        return Metric(scale, note="not verified")
+    if not widens:
+        return Metric(scale, matrix)
+    coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
+    matrix = _raised(coefficient * matrix, inflate(4 * UNIT_ROUNDOFF * coefficient * _symmetric_norm(matrix), gamma(4)))
+    return Metric(scale, matrix, along=W, multiple=inflate(form.scale / form.t, gamma(4)))
 
 
-def _schur_step(S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: float) -> Tensor | None:
+@dataclass(frozen=True, eq=False)
+class _Dominating:
+    r"""A matrix that dominates :math:`S / scale`, a bound `top` on its largest eigenvalue, and the multiplier t."""
+
+    matrix: Tensor
+    top: float
+    scale: Tensor
+    t: float
+
+    @classmethod
+    def of(cls, S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: float) -> "_Dominating":
+        """Shift S up by its error; X scales like 1/S, and a power of two does not round."""
+        scale = power_of_two(largest)
+        mean, averaging = symmetrised(S / scale)
+        # The shift covers the error of S and its own rounding.
+        shift = inflate(error / scale + averaging + 4 * UNIT_ROUNDOFF * largest / scale, gamma(8))
+        top = float(inflate(largest / scale + 2 * shift, gamma(4)))
+        return cls(_raised(mean, shift), top, scale, 2.0 / (beta * (beta - alpha) * top))
+
+    def peak_damped(self, tau: float) -> float:
+        r"""Bound the largest eigenvalue of :math:`S (I + \tau S)^{-1}`, tau of two roundings; inf without one."""
+        behind = 1 + tau * self.top - gamma(8) * (1 + abs(tau) * self.top)
+        return self.top / behind * (1 + gamma(4)) if behind > 0 else torch.inf
+
+
+def _schur_step(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
     """Return Y with Y - X^-1 positive semidefinite, or None where that cannot be verified."""
-    eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
-    # X scales like 1/S, and a power of two does not round.
-    scale = power_of_two(largest)
-    mean, averaging = symmetrised(S / scale)
-    # The shifted S dominates the true one: the shift covers its error and its own rounding.
-    shift = inflate(error / scale + averaging + 4 * UNIT_ROUNDOFF * largest / scale, gamma(8))
-    S = mean + shift * eye
-    top = float(inflate(largest / scale + shift, gamma(4)))
-    t = 2.0 / (beta * (beta - alpha) * top)
+    S, t, tau = form.matrix, form.t, form.t * alpha * beta
     kappa = t * t * (alpha + beta) ** 2 / 4
-    F, F_error = _damped(S, t * alpha * beta)
-    X = t * eye - kappa * F
+    peak = form.peak_damped(tau)
+    if peak == torch.inf:
+        return None
+    F, F_error = _damped(S, tau)
+    X = -kappa * F
+    X.diagonal().add_(t)
     # The error of F, and five roundings of kappa, one of its product with F and one of the sum.
     X_error = inflate(kappa * F_error + gamma(8) * (t + kappa * _symmetric_norm(F)), gamma(8))
-    if not is_positive_definite(X, X_error):
+    if not t - kappa * peak * (1 + gamma(16)) > float(X_error):
         return None
     Y, Y_error = _inverse(X, X_error)
-    Y = scale * (Y + inflate(Y_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Y), gamma(8)) * eye)
+    Y = form.scale * _raised(Y, inflate(Y_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Y), gamma(8)))
     return Y if bool(torch.isfinite(Y).all()) else None
+
+
+def _narrow_inverse(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
+    r"""Return Z with :math:`Z - (I - t (\beta - \alpha)^2 S / 4)^{-1}` positive semidefinite, or None."""
+    c = form.t * (beta - alpha) ** 2 / 4 * (1 + gamma(8))
+    if form.peak_damped(form.t * alpha * beta) == torch.inf:
+        return None
+    A = -c * form.matrix
+    A.diagonal().add_(1.0)
+    error = inflate(gamma(4) * (1 + c * _symmetric_norm(form.matrix)), gamma(4))
+    if not 1 - c * form.top * (1 + gamma(8)) > float(error):
+        return None
+    Z, Z_error = _inverse(A, error)
+    Z = _raised(Z, inflate(Z_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Z), gamma(8)))
+    return Z if bool(torch.isfinite(Z).all()) else None
 
 
 def _damped(S: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -178,14 +235,18 @@ def _damped(S: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     if tau == 0.0:
         return S, S.new_zeros(())
     n, size = len(S), _symmetric_norm(S)
-    A = torch.eye(n, dtype=S.dtype, device=S.device) + tau * S
-    A_error = inflate(gamma(8) * (1 + abs(tau) * size), gamma(4))
-    if not is_positive_definite(A, A_error):
-        return S, torch.full_like(size, torch.inf)
-    inverse, inverse_error = _inverse(A, A_error)
+    A = _raised(tau * S, torch.ones_like(size))
+    inverse, inverse_error = _inverse(A, inflate(gamma(8) * (1 + abs(tau) * size), gamma(4)))
     F = S @ inverse
     forming = gamma(n + 8) * torch.linalg.vector_norm(S) * torch.linalg.vector_norm(inverse)
     return (F + F.mT) / 2, inflate(size * inverse_error + forming, gamma(n * n + 8))
+
+
+def _raised(matrix: Tensor, by: Tensor) -> Tensor:
+    """Return the matrix and a multiple of the identity; `by` has room for the rounding of the sum."""
+    raised = matrix.clone()
+    raised.diagonal().add_(by)
+    return raised
 
 
 def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,11 +276,17 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
     if metric.matrix is None:
         gram, error = tracked_matrix(W @ W.T, norms.quick_spectral)
         return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
-    matrix, error = tracked_matrix(W, norms.quick_spectral)
-    size, Y = _frobenius(matrix), _symmetric_norm(metric.matrix)
+    matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
+    size, Z = _frobenius(matrix), _symmetric_norm(metric.matrix)
     S = matrix @ metric.matrix @ matrix.mT
     forming = gamma(2 * len(metric.matrix) + 4) * size * size * _frobenius(metric.matrix)
-    return S, inflate(forming + error * (2 * size + error) * Y, gamma(8))
+    error = inflate(forming + error * (2 * size + error) * Z, gamma(8))
+    if metric.multiple is None:
+        return S, error
+    gram, gram_error = tracked_matrix(W @ W.T, norms.quick_spectral)
+    added = metric.multiple * gram
+    rounding = gamma(4) * (_frobenius(S) + _frobenius(added))
+    return S + added, inflate(error + metric.multiple * gram_error + rounding, gamma(8))
 
 
 def _frobenius(A: Tensor) -> Tensor:
