@@ -6,8 +6,9 @@ smallest of a few factors that makes the misclassification clear, is brought int
 and is replayed.  Nothing is claimed that does not replay, and nothing that replays by luck: rounding differs from
 batch to batch and from machine to machine, so the other class must lead by several times what it was here.
 
-On ordinary networks the surrogate from x never reaches 0: K is too large for a step of that length.  From a point nearer
-the boundary the same constants do, as less of a margin is left there.  So the ray is first walked to such a point.
+On ordinary networks the surrogate from x never reaches 0: K is too large for a step of that length.  From a point
+nearer the boundary it does, with the same K, as less of a margin is left there.  So the ray is first walked to such a
+point.
 """
 
 from dataclasses import dataclass
