@@ -153,7 +153,7 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
         return Metric(inflate(constant, gamma(8)), note=note)
     widens = metric.matrix is None and W.in_size < W.out_size
-    S, error = congruence(W.T if widens else W, metric, problem.norms)
+    S, error = congruence(W.T, metric, problem.norms) if widens else known_congruence(k, W, metric, problem)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
     if not useful:
@@ -271,10 +271,15 @@ def _symmetric_norm(A: Tensor) -> Tensor:
     return inflate(A.abs().sum(dim=1).amax(), gamma(len(A) + 1))
 
 
+def known_congruence(k: int, W: AbstractLinearMap, metric: Metric, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the congruence of the k-th layer's map with the metric before it: formed once, whoever asks."""
+    return problem.once(f"lipsdp, layer {k}", lambda: congruence(W, metric, problem.norms))
+
+
 def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple[Tensor, Tensor]:
     """Return W Y W' and a bound on its error in the 2-norm."""
     if metric.matrix is None:
-        gram, error = tracked_matrix(W @ W.T, norms.quick_spectral)
+        gram, error = norms.gram(W)
         return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
     matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
     size, Z = _frobenius(matrix), _symmetric_norm(metric.matrix)
@@ -283,7 +288,7 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
     error = inflate(forming + error * (2 * size + error) * Z, gamma(8))
     if metric.multiple is None:
         return S, error
-    gram, gram_error = tracked_matrix(W @ W.T, norms.quick_spectral)
+    gram, gram_error = norms.gram(W)
     added = metric.multiple * gram
     rounding = gamma(4) * (_frobenius(S) + _frobenius(added))
     return S + added, inflate(error + metric.multiple * gram_error + rounding, gamma(8))
