@@ -972,9 +972,9 @@ GRAPHS = (
 MODULES = (
     Fault(
         "a-bias-dropped",
-        "network/lowering.py",
-        "return value.linear(Dense(value.weight(module.weight)), module.bias, path)",
-        "return value.linear(Dense(value.weight(module.weight)), None, path)",
+        "network/windows.py",
+        "return mixed if bias is None else mixed.shift(bias, name=path)",
+        "return mixed",
         ("tests/network/test_tracing.py",),
         "values",
         "The traced network is not the module.",
@@ -987,6 +987,24 @@ MODULES = (
         ("tests/network/test_refusals.py",),
         "wrong_rule or overwrites",
         "A module whose rule is wrong is traced.",
+    ),
+    Fault(
+        "a-repeated-entry-counts-once",
+        "operators/gather.py",
+        "repeats = math.prod(op.repeats)",
+        "repeats = 1",
+        ("tests/network/test_linear_layers.py",),
+        "module",
+        "A map that repeats entries is said to keep lengths.",
+    ),
+    Fault(
+        "a-window-that-counts-its-border",
+        "network/windows.py",
+        "low, high = (-p, n + p) if count_include_pad else (0, n)",
+        "low, high = -p, n + p",
+        ("tests/network/test_linear_layers.py",),
+        "module",
+        "A mean without its border is another map than torch's.",
     ),
     Fault(
         "batch-norm-without-epsilon",
