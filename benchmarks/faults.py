@@ -656,7 +656,7 @@ CERTIFICATES = (
         "a-witness-at-the-distance-that-was-aimed-at",
         "certificates/attack_radius.py",
         "radius[hit] = norm_upper_bound_of_vectors((candidate[broken] - x[hit]).flatten(1), p, 1)",
-        "radius[hit] = best[hit]",
+        "radius[hit] = best[broken]",
         ("tests/certificates/test_certification.py",),
         "no_farther",
         "An attack radius is smaller than the distance of its witness.",

@@ -207,7 +207,7 @@ FALSE = {
     "Lipschitz constants": (_scaled("L", 0.99), "L of classes"),
     "curvature constants": (_scaled("K", 0.99), "K of classes"),
     "one curvature constant": (_scaled("K_used", 0.5), "K of class"),
-    "attack radii below": (_scaled("attack_radius", 0.99), "distance"),
+    "attack radii below": (_scaled("attack_radius", 1 - 1e-6), "distance"),
     "attack radii above": (_scaled("attack_radius", 1.01), "distance"),
     "witnesses": (_moved, "distance"),
     "labels": (lambda header, arrays: arrays["label"].__iadd__(1).__imod__(3), "certificate is about class"),
