@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import performance_page
+from benchmarks import peers_page, performance_page
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.reproduce import EXPERIMENTS, results_page
 from benchmarks.reproduce.command import reproduce_command
@@ -25,8 +25,10 @@ FIGURES = ROOT / "docs" / "images" / "results"
 PAGES = {
     ROOT / "docs" / "results.md": results_page.results_page,
     performance_page.PAGE: performance_page.performance_page,
+    peers_page.COMPARE: peers_page.compare_page,
+    peers_page.RELAXATIONS: peers_page.relaxations_page,
 }
-"""Every page that is written from the records alone."""
+"""Every page with parts that are written from the records."""
 
 _RUN = '\nif __name__ == "__main__":'
 """The line of a module that can be run."""
@@ -116,7 +118,7 @@ def weights(
 
 @app.command()
 def pages() -> None:
-    """Write the pages "Results" and "Performance and scale" anew, from the records.
+    """Write the pages anew that show records: "Results", "Performance and scale" and those of certified radii.
 
     Example:
 

@@ -1,7 +1,7 @@
 """The tables of the page "Performance and scale", from the records: each stands between two marks that name it."""
 
 from benchmarks.harness import RESULTS, ROOT, figures_of, read_record
-from benchmarks.pages import table
+from benchmarks.pages import table, with_parts
 from curvcert.results import Record
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -107,11 +107,4 @@ PARTS = {
 
 def performance_page() -> str:
     """Return the page with every part written anew."""
-    page = PAGE.read_text(encoding="utf-8")
-    for name, part in PARTS.items():
-        before, mark, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not mark or not end:
-            raise SystemExit(f"Expected a part {name!r} in the page, got none.")
-        page = f"{before}{mark}\n{part()}\n\n{end}{after}"
-    return page
+    return with_parts(PAGE, PARTS)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.command_line import PAGES
 from benchmarks.harness import read_record
-from benchmarks.performance_page import PAGE, code_of, gpu_records, performance_page
+from benchmarks.performance_page import PAGE, code_of, gpu_records
 from benchmarks.reproduce.results_page import short_table
 from benchmarks.settings import SETTINGS
 from curvcert.results import Record
@@ -72,9 +73,9 @@ def test_the_readme_shows_the_short_table_of_results() -> None:
     assert short_table(record) in README
 
 
-def test_the_page_on_performance_holds_the_records() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert performance_page() == page, "run: python -m benchmarks pages"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_holds_the_records(page: Path) -> None:
+    assert PAGES[page]() == page.read_text(encoding="utf-8"), "run: python -m benchmarks pages"
 
 
 def test_every_record_of_a_gpu_is_found() -> None:

@@ -207,7 +207,7 @@ FALSE = {
     "Lipschitz constants": (_scaled("L", 0.99), "L of classes"),
     "curvature constants": (_scaled("K", 0.99), "K of classes"),
     "one curvature constant": (_scaled("K_used", 0.5), "K of class"),
-    "attack radii below": (_scaled("attack_radius", 0.99), "distance"),
+    "attack radii below": (_scaled("attack_radius", 1 - 1e-6), "distance"),
     "attack radii above": (_scaled("attack_radius", 1.01), "distance"),
     "witnesses": (_moved, "distance"),
     "labels": (lambda header, arrays: arrays["label"].__iadd__(1).__imod__(3), "certificate is about class"),
@@ -429,6 +429,23 @@ def test_anchored_constants_are_above_what_is_sampled(facts) -> None:
     assert sampled <= anchored[0]
     bound = curvature(network, method="anchored", at=x[:1], pair="all").value[0, 0]
     assert anchored[0] == pytest.approx(float(bound), rel=1e-5)
+
+
+@pytest.mark.parametrize(("steepness", "at"), [(3.0, 1.0), (1.0, 3.0)])
+def test_anchored_constants_hold_a_saturated_layer_in_front_of_another(tmp_path, steepness, at) -> None:
+    """tanh(tanh(w x)) is flat at x and steep elsewhere: the other point's prefix is the global one."""
+    first, second, last = (nn.Linear(1, k, bias=False) for k in (1, 1, 2))
+    for layer, weight in ((first, [[steepness]]), (second, [[1.0]]), (last, [[1.0], [-1.0]])):
+        layer.weight.data = torch.tensor(weight)
+    network = trace(nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last).eval(), torch.zeros(1, 1))
+    facts = Facts(read_model(save_network(network, tmp_path / "network.safetensors")))
+    x, other = torch.tensor([[at]], dtype=torch.float64), torch.linspace(-6, 6, 4000, dtype=torch.float64)[:, None]
+    slopes = network.jacobian(torch.cat([x, other]))[:, 0, 0] - network.jacobian(torch.cat([x, other]))[:, 1, 0]
+    sampled = float(((slopes[1:] - slopes[0]) / (other - x)[:, 0]).abs().max())
+    passed = forward(facts.model, x[0].numpy())
+    backed = backward(facts.model, passed, np.eye(2) - np.eye(2)[1])
+    anchored = anchored_curvatures(facts, passed, backed, views_of(facts, passed), 1)
+    assert sampled <= anchored[0] <= 1.1 * sampled
 
 
 def test_shells_lose_at_least_what_margins_lose(facts) -> None:

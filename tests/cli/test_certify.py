@@ -1,6 +1,7 @@
 """`curvcert certify` and `curvcert check`: files that agree with the library, and a run that survives being killed."""
 
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -17,7 +18,8 @@ from torch import Tensor
 import curvcert
 from curvcert.certificates import load_certificate
 from curvcert.cli.models import ModelChoice, load_network
-from curvcert.data import load_digits
+from curvcert.cli.requirements import Requirement
+from curvcert.data import load_demo_network, load_digits
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.cli.running import Runner, command, environment, write_npz
 
@@ -28,6 +30,43 @@ QUICK = ("--samples", 6, "--part-size", 4, "--method", "compositional", "--no-re
 def digits(count: int) -> tuple[Tensor, Tensor]:
     data = load_digits("test")
     return data.as_float64()[:count], data.labels[:count]
+
+
+def test_what_is_required_decides_the_status(folder: Path, run: Runner) -> None:
+    words = ("certify", DEMO, "digits", *QUICK, "--box", 0, 1, "--no-search", "--eps", 0.001)
+    met = run(*words, "--require", "0.5@0.001", "--require", "0@1", "--out", "met")
+    assert met.status == 0, met.err
+    assert "Required 0.5@0.001: met, 100.0% proven." in met.out
+    missed = run(*words, "--require", "0.5@0.001", "--require", "0.5@1", "--json", "--out", "missed")
+    assert missed.status == 1, missed.err
+    found = json.loads(missed.out)
+    assert [(each["share"], each["eps"], each["met"]) for each in found["required"]] == [
+        (0.5, 0.001, True),
+        (0.5, 1.0, False),
+    ]
+    # What is required is decided too, and all is written.
+    assert [each["eps"] for each in found["at"]] == [0.001, 1.0]
+    assert len(load_certificate(folder / "missed" / "certificate.safetensors")) == 6
+    short = run(*words, "--require", "1@1", "--quiet", "--out", "short")
+    assert (short.status, short.out.splitlines()[-1][:24]) == (1, "Required 1@1: MISSED, 0.")
+
+
+def test_a_requirement_that_attacks_refute_says_so() -> None:
+    certificate = curvcert.certify(
+        curvcert.trace(load_demo_network(), torch.zeros(1, 1, 8, 8)), *digits(4), method="product"
+    )
+    broken = dataclasses.replace(certificate, attack_radius=torch.full((4,), 0.1, dtype=torch.float64))
+    one = Requirement.read("0.5@0.2")
+    assert "At most 0.0% can be: attacks broke the others." in one.verdict(broken)
+    assert "Up to 100.0% is open." in one.verdict(certificate)
+
+
+@pytest.mark.parametrize("text", ["0.9", "2@0.1", "-1@0.1", "0.9@0", "0.9@x", "@", "0.9@inf"])
+def test_a_requirement_that_is_none_is_told(folder: Path, run: Runner, text: str) -> None:
+    ran = run("certify", DEMO, "digits", *QUICK, "--require", text, "--out", "out")
+    assert ran.status == 2
+    assert "--require expects" in ran.err
+    assert not (folder / "out").exists()
 
 
 def test_the_files_hold_what_the_library_computes(folder: Path, run: Runner) -> None:

@@ -15,8 +15,10 @@ from curvcert.errors import InvalidInput, UnsupportedOperator
 from curvcert.norms import conjugate, steepest_direction, vector_norm
 from curvcert.operators import (
     AbstractLinearMap,
+    AveragePool2d,
     Conv2d,
     Dense,
+    Diagonal,
     NormBounds,
     Reshape,
     chains,
@@ -151,6 +153,20 @@ def test_fourier_bound_is_never_below(conv: Conv2d) -> None:
         if conv.padding_mode == "circular" and whole:
             assert bound <= truth * (1 + 1e-10) + 1e-12
     assert truth * (1 - LAPACK) <= float(norm_upper_bound(conv)) <= truth * (1 + 1e-8) + 1e-13
+
+
+@pytest.mark.parametrize("r", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("size", [6, 7], ids=["whole windows", "a border that no window reads"])
+def test_rows_and_columns_of_products_with_pools_and_diagonals(r: float, size: int) -> None:
+    torch.manual_seed(size)
+    pool = AveragePool2d((2, size, size), (2, 2), (2, 2))
+    conv = Conv2d(torch.randn(3, 2, 2, 2, dtype=torch.float64), pool.out_shape, padding=((1, 1), (1, 1)))
+    scaled = Diagonal(torch.randn(3, 1, 1, dtype=torch.float64), conv.out_shape) @ conv @ pool
+    for op in (conv @ pool, scaled, Reshape(scaled.out_shape, (scaled.out_size,)) @ scaled):
+        rows, columns = (vector_norm(op.as_matrix(), r, dim=dim) for dim in (1, 0))
+        torch.testing.assert_close(row_norms_upper_bound(op, r).flatten(), rows, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(column_norms_upper_bound(op, r).flatten(), columns, rtol=1e-10, atol=1e-12)
+        assert bool((row_norms_upper_bound(op, r).flatten() >= rows * (1 - LAPACK)).all())
 
 
 @given(convolutions(), st.sampled_from([1.0, 1.5, 2.0, 3.0, 6.0, math.inf]))

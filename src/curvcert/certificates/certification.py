@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from curvcert.bounds.lipschitz.problem import all_pairs
 from curvcert.boxes import Box, BoxSides
-from curvcert.certificates.attack_radius import attack_witnesses
+from curvcert.certificates.attack_radius import attack_witnesses, walked_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
 from curvcert.certificates.constants import Tables, global_constants, pair_deviations, pair_table
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
@@ -350,6 +350,11 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | N
         step.run(samples)
     K = torch.where(samples.below.isnan(), torch.inf, samples.below)
     attack, witness = attack_witnesses(question.network, x, points, K, question.p, box)
+    if not question.alone and question.constants.names[1]:
+        anywhere = question.constants.above.T[points.label]
+        nearer, shown = walked_witnesses(question.outputs, x, points, anywhere, question.deviations, box)
+        closer = points.correct & (nearer < attack)
+        attack, witness[closer] = torch.where(closer, nearer, attack), shown[closer]
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
     certificate = _assembled(request, samples, attack, witness)
     tables = question.constants

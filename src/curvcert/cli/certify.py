@@ -26,6 +26,7 @@ from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
 from curvcert.cli.parts import Parts, Plan, digest_of
+from curvcert.cli.requirements import Requirement, radii_to_decide
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
 from curvcert.cli.shares import LOST_AFTER, Found, Shares
 from curvcert.errors import InvalidInput
@@ -39,8 +40,8 @@ from curvcert.reporting.writing import write_report
 from curvcert.training.distributed import place_from, require_device
 from curvcert.whole_files import write_whole
 
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
+INTERRUPTED, REQUIREMENT_MISSED = 130, 1
+"""Exit statuses: after Ctrl-C, as shells have it, and where less is proven than `--require` asks for."""
 
 FILES = {
     "certificate": "certificate.safetensors",
@@ -63,6 +64,13 @@ def certify_command(
             metavar="EPS,EPS",
             help="Radii to decide, such as 36/255,72/255: quicker, since nothing beyond them is proven. Leave it out "
             "for the largest radii.",
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE@RADIUS",
+            help="What must be proven, such as 0.9@36/255: if less is, the exit status is 1. Several are allowed.",
         ),
     ] = None,
     method: Annotated[
@@ -117,6 +125,10 @@ def certify_command(
 
         curvcert certify net.onnx data.npz --normalise 0.1307 0.3081 --box 0 1 --eps 36/255,72/255 --out out
 
+    In a pipeline, which fails if less than 90% is proven at 36/255:
+
+        curvcert certify net.onnx data.npz --require 0.9@36/255 --out out
+
     A PyTorch module that a function in net.py returns, with its weights:
 
         curvcert certify net:make_model mnist --weights weights.safetensors --eval --p inf --out out
@@ -133,7 +145,8 @@ def certify_command(
     and data, and parts/, which may be removed once the rest is there.
     """
     output = Output(json, quiet)
-    epsilons = None if eps is None else options.numbers(eps, "--eps")
+    required = [Requirement.read(text) for text in require or ()]
+    epsilons = radii_to_decide(None if eps is None else options.numbers(eps, "--eps"), required)
     names = None if class_names is None else [name.strip() for name in class_names.split(",")]
     inputs = load_inputs(data, split, data_folder, samples)
     network = load_network(ModelChoice(model, weights, normalise, input_shape, evaluate), inputs.shape)
@@ -200,7 +213,10 @@ def certify_command(
                 raise typer.Exit(INTERRUPTED) from None
             output.show(*_listed(page))
             files |= page
-        output.answer(*_answer(certificate, radii, files))
+        output.show(*(one.verdict(certificate) for one in required))
+        output.answer(*_answer(certificate, radii, files, required))
+        if not all(one.is_met(certificate) for one in required):
+            raise typer.Exit(REQUIREMENT_MISSED)
 
 
 @final
@@ -297,7 +313,7 @@ def _listed(files: Mapping[str, Path]) -> list[str]:
 
 
 def _answer(
-    certificate: Certificate, epsilons: Sequence[float], files: Mapping[str, Path]
+    certificate: Certificate, epsilons: Sequence[float], files: Mapping[str, Path], required: Sequence[Requirement]
 ) -> tuple[str, dict[str, Any]]:
     """Return the result in short, and as a machine reads it."""
     evidence = certificate.evidence
@@ -317,6 +333,7 @@ def _answer(
             }
             for eps in epsilons
         ],
+        "required": [{"share": one.share, "eps": one.radius, "met": one.is_met(certificate)} for one in required],
         "network": None if evidence is None else evidence.network,
         "assumes": certificate.assumes,
         "notes": certificate.notes,
@@ -324,7 +341,8 @@ def _answer(
     }
     counts = {eps: int((certificate.correct & (certificate.radius >= eps)).sum()) for eps in epsilons}
     shares = (f"{percent_floor(count, len(certificate))} at {eps:.4g}" for eps, count in counts.items())
-    return f"proven: {', '.join(shares)}", content
+    verdicts = (one.verdict(certificate) for one in required)
+    return "\n".join([f"proven: {', '.join(shares)}", *verdicts]), content
 
 
 def accuracy_table(certificate: Certificate, epsilons: Sequence[float]) -> Table:

@@ -2,12 +2,13 @@
 
 import math
 from functools import singledispatch
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from curvcert.operators.base import AbstractLinearMap, Composition, Identity, Reshape, Scaled, Transposed, Zero, compose
-from curvcert.operators.conv import Conv2d
+from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import (
     absolute_row_sums_upper_bound,
@@ -91,7 +92,20 @@ def _(op: Composition, r: float) -> Tensor:
         return row_norms_upper_bound(compose(first, *inner), r)
     if first.reorders:
         return first.apply(row_norms_upper_bound(compose(*inner, last), r))
+    if isinstance(first, Diagonal):
+        return inflate(first.weight.abs() * row_norms_upper_bound(compose(*inner, last), r), 0.0)
+    if isinstance(first, Transposed) and _has_windows_apart(first.map):
+        # Each row is a share of one row behind it.
+        return inflate(first.apply(row_norms_upper_bound(compose(*inner, last), r)), gamma(8))
+    if r == 2 and _has_windows_apart(last):
+        # The rows of the pooling are orthogonal and of one length.
+        behind = row_norms_upper_bound(compose(first, *inner), r)
+        return inflate(behind * math.prod(last.kernel_size) ** -0.5, gamma(8))
     return row_norms_upper_bound.dispatch(object)(op, r)
+
+
+def _has_windows_apart(op: AbstractLinearMap) -> TypeGuard[AveragePool2d]:
+    return isinstance(op, AveragePool2d) and not overlaps(op.as_conv)
 
 
 @row_norms_upper_bound.register

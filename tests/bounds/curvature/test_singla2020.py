@@ -116,10 +116,11 @@ def test_refusals() -> None:
         crc_radii(network, torch.zeros(1, 1, dtype=F64), one, one)
 
 
+@pytest.mark.parametrize("name", ["tanh", "softplus(5)"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_both_sides_hold_a_deep_network_in_one_dimension(sign: float) -> None:
+def test_both_sides_hold_a_deep_network_in_one_dimension(name: str, sign: float) -> None:
     """A steep neuron behind a flat one bends most at the last layer, whose read-out's sign counts."""
-    first, second = (one_dimensional(w, TANH).blocks[0] for w in (1.0, 3.0))
+    first, second = (one_dimensional(w, SMOOTH[name]).blocks[0] for w in (1.0, 3.0))
     network = Network.of_blocks((first, second.read_out(Dense(torch.full((1, 1), sign, dtype=F64)))))
     lower, upper = crc_eigenvalue_bounds(make_problem(network, 2, None, None, None, None, None))[:2]
     bends = hessians(network, torch.linspace(-3, 3, 2001, dtype=F64)[:, None], 0)

@@ -32,8 +32,8 @@ from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.lipsdp_recursion import (
     Metric,
-    congruence,
     has_room,
+    known_congruence,
     lipsdp_metrics,
     reason_to_skip_lipsdp,
 )
@@ -124,7 +124,7 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
         candidates = _plain_terms(block, gradient.size, weights, L, problem, unit is units[-1])
         candidates |= _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         if metric is not None:
-            candidates |= _metric_terms(metric.W, gradient.size, weights, metric.metric, problem)
+            candidates |= _metric_terms(metric, gradient.size, weights, problem)
         candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
@@ -138,9 +138,11 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
 class _Prefix:
     """What the LipSDP recursion says of what a layer reads, and the map W from there to its pre-activation.
 
-    `of_activations` tells whether the metric is of the values that the layer's block reads, with no map between.
+    `of_activations` tells whether the metric is of the values that the layer's block reads, with no map between;
+    `layer` is its number.
     """
 
+    layer: int
     W: AbstractLinearMap
     metric: Metric
     of_activations: bool
@@ -151,10 +153,10 @@ def _metrics(problem: Problem) -> dict[int, _Prefix]:
     if reason_to_skip_lipsdp(problem) is not None:
         return {}
     found, before = {}, None
-    for unit, metric in zip(problem.network.units, lipsdp_metrics(problem), strict=False):
+    for k, (unit, metric) in enumerate(zip(problem.network.units, lipsdp_metrics(problem), strict=False)):
         if isinstance(block := unit.block, Block) and unit.hidden is not None:
             W = block.W if before is None else block.W @ before
-            found[unit.hidden] = _Prefix(W, metric, isinstance(before, Identity | None))
+            found[unit.hidden] = _Prefix(k, W, metric, isinstance(before, Identity | None))
             before = block.G
     return found
 
@@ -195,16 +197,15 @@ def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem
     return {} if form is None else {CANDIDATES[-1]: inflate(gradient.behind * form * L * L, gamma(8))}
 
 
-def _metric_terms(
-    W: AbstractLinearMap, size: Tensor, weights: Tensor, metric: Metric, problem: Problem
-) -> dict[str, Tensor]:
+def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Problem) -> dict[str, Tensor]:
     """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one.
 
     None where the matrices would not fit the memory budget: W itself, S, and what a Cholesky factorisation takes.
     """
+    W, metric = prefix.W, prefix.metric
     if metric.matrix is None or not has_room(W, problem.norms):
         return {}
-    S, error = congruence(W, metric, problem.norms)
+    S, error = known_congruence(prefix.layer, W, metric, problem)
     terms = {"gradient norm, lipsdp": inflate(size * root_of_product(S, error, S, error), gamma(8))}
     if W.out_size <= GRAM_SIZE:
         roots = inflate(weights.flatten(1).sqrt(), 4 * UNIT_ROUNDOFF)

@@ -10,20 +10,23 @@ feasible: it is the Schur complement of LipSDP's matrix inequality.  The choice
 :math:`t = 2 / (\beta (\beta - \alpha) \lambda_{max}(S))` keeps :math:`X_k` well conditioned (for [0, 1] its
 eigenvalues lie between t/2 and t).  Then :math:`L = \sqrt{\lambda_{max}(G X_m^{-1} G^T)}`.
 
-The right-hand side falls as S grows in the Loewner order (:math:`S (I + \tau S)^{-1}` is operator monotone
-where :math:`I + \tau S \succ 0`), so floating point is made safe by using an S that dominates the true one,
-and by carrying :math:`Y_k \succeq X_k^{-1}`.  Verified before a matrix is used: :math:`\lambda_{max}(S)`, by a
-Cholesky factorisation; with it, that :math:`I + t\alpha\beta S` and :math:`X_k` are definite, since both have the
-eigenvectors of S; and every inverse, by its residual.  Where one of these fails, the multiple
-:math:`\max(\alpha^2, \beta^2) \lambda_{max}(S)` of the identity serves for :math:`X_k^{-1}`.
+All matrices here have the eigenvectors of S, so one inverse is enough:
+
+.. math:: X_k^{-1} = \tfrac1t I + \tfrac{(\alpha + \beta)^2}{4 c} (Z - I), \qquad Z = (I - c S)^{-1}, \quad
+          c = \tfrac{t (\beta - \alpha)^2}{4}.
+
+It rises with S in the Loewner order, so floating point is made safe by using an S that dominates the true one, and by
+carrying :math:`Y_k \succeq X_k^{-1}`.  Verified before a matrix is used: :math:`\lambda_{max}(S)`, by a Cholesky
+factorisation; with it, that :math:`I + t\alpha\beta S` and :math:`I - c S` are definite; and Z, by its residual.  Where
+one of these fails, the multiple :math:`\max(\alpha^2, \beta^2) \lambda_{max}(S)` of the identity serves for
+:math:`X_k^{-1}`.
 
 Behind :math:`X_{k-1}^{-1} = s I` a layer with more rows than columns, as a convolution of an image mostly is, needs no
 matrix of the size of its rows.  By Woodbury's identity
 
-.. math:: X_k^{-1} = \tfrac1t I + \tfrac{s (\alpha + \beta)^2}{4}
-          W \left(I - \tfrac{s t (\beta - \alpha)^2}{4} W^T W\right)^{-1} W^T,
+.. math:: X_k^{-1} = \tfrac1t I + \tfrac{s (\alpha + \beta)^2}{4} W (I - c s W^T W)^{-1} W^T,
 
-where the inverse rises with :math:`W^T W`: it is kept in this form, d I + A Z A'.
+kept in this form, d I + A Z A'.
 """
 
 from dataclasses import dataclass
@@ -153,7 +156,7 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
             constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
         return Metric(inflate(constant, gamma(8)), note=note)
     widens = metric.matrix is None and W.in_size < W.out_size
-    S, error = congruence(W.T if widens else W, metric, problem.norms)
+    S, error = congruence(W.T, metric, problem.norms) if widens else known_congruence(k, W, metric, problem)
     largest = largest_eigenvalue_upper_bound(S, error)
     scale = inflate(steepest**2 * largest, gamma(4))
     if not useful:
@@ -161,14 +164,18 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     if not _WORKABLE < beta < 1 / _WORKABLE:
         return Metric(scale, note=_NOTHING_TO_GAIN)
     form = _Dominating.of(S, error, largest, alpha, beta)
-    matrix = _narrow_inverse(form, alpha, beta) if widens else _schur_step(form, alpha, beta)
-    if matrix is None:
+    Z = _inverse_beside(form, alpha, beta)
+    if Z is None:
         return Metric(scale, note="not verified")
-    if not widens:
-        return Metric(scale, matrix)
-    coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
-    matrix = _raised(coefficient * matrix, inflate(4 * UNIT_ROUNDOFF * coefficient * _symmetric_norm(matrix), gamma(4)))
-    return Metric(scale, matrix, along=W, multiple=inflate(form.scale / form.t, gamma(4)))
+    # X scales like 1/S.
+    identity = inflate(form.scale / form.t, gamma(4))
+    if widens:
+        coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
+        return Metric(scale, _multiple(coefficient, Z), along=W, multiple=identity)
+    coefficient = inflate(form.scale * (alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))
+    matrix = _multiple(coefficient, _raised(Z, -1.0))
+    rounding = 4 * UNIT_ROUNDOFF * (_symmetric_norm(matrix) + identity)
+    return Metric(scale, _raised(matrix, inflate(identity + rounding, gamma(8))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,38 +197,13 @@ class _Dominating:
         top = float(inflate(largest / scale + 2 * shift, gamma(4)))
         return cls(_raised(mean, shift), top, scale, 2.0 / (beta * (beta - alpha) * top))
 
-    def peak_damped(self, tau: float) -> float:
-        r"""Bound the largest eigenvalue of :math:`S (I + \tau S)^{-1}`, tau of two roundings; inf without one."""
-        behind = 1 + tau * self.top - gamma(8) * (1 + abs(tau) * self.top)
-        return self.top / behind * (1 + gamma(4)) if behind > 0 else torch.inf
 
-
-def _schur_step(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
-    """Return Y with Y - X^-1 positive semidefinite, or None where that cannot be verified."""
-    S, t, tau = form.matrix, form.t, form.t * alpha * beta
-    kappa = t * t * (alpha + beta) ** 2 / 4
-    peak = form.peak_damped(tau)
-    if peak == torch.inf:
+def _inverse_beside(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
+    r"""Return :math:`(I - c S)^{-1}` or more, or None where it cannot be verified that the step is feasible."""
+    tau, c = form.t * alpha * beta, form.t * (beta - alpha) ** 2 / 4 * (1 + gamma(8))
+    if not 1 + min(tau, 0.0) * form.top * (1 + gamma(8)) > gamma(8):
         return None
-    F, F_error = _damped(S, tau)
-    X = -kappa * F
-    X.diagonal().add_(t)
-    # The error of F, and five roundings of kappa, one of its product with F and one of the sum.
-    X_error = inflate(kappa * F_error + gamma(8) * (t + kappa * _symmetric_norm(F)), gamma(8))
-    if not t - kappa * peak * (1 + gamma(16)) > float(X_error):
-        return None
-    Y, Y_error = _inverse(X, X_error)
-    Y = form.scale * _raised(Y, inflate(Y_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Y), gamma(8)))
-    return Y if bool(torch.isfinite(Y).all()) else None
-
-
-def _narrow_inverse(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
-    r"""Return Z with :math:`Z - (I - t (\beta - \alpha)^2 S / 4)^{-1}` positive semidefinite, or None."""
-    c = form.t * (beta - alpha) ** 2 / 4 * (1 + gamma(8))
-    if form.peak_damped(form.t * alpha * beta) == torch.inf:
-        return None
-    A = -c * form.matrix
-    A.diagonal().add_(1.0)
+    A = _raised(-c * form.matrix, 1.0)
     error = inflate(gamma(4) * (1 + c * _symmetric_norm(form.matrix)), gamma(4))
     if not 1 - c * form.top * (1 + gamma(8)) > float(error):
         return None
@@ -230,19 +212,12 @@ def _narrow_inverse(form: _Dominating, alpha: float, beta: float) -> Tensor | No
     return Z if bool(torch.isfinite(Z).all()) else None
 
 
-def _damped(S: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    r"""Return :math:`S (I + \tau S)^{-1}` and a bound on its error, for a tau of two roundings."""
-    if tau == 0.0:
-        return S, S.new_zeros(())
-    n, size = len(S), _symmetric_norm(S)
-    A = _raised(tau * S, torch.ones_like(size))
-    inverse, inverse_error = _inverse(A, inflate(gamma(8) * (1 + abs(tau) * size), gamma(4)))
-    F = S @ inverse
-    forming = gamma(n + 8) * torch.linalg.vector_norm(S) * torch.linalg.vector_norm(inverse)
-    return (F + F.mT) / 2, inflate(size * inverse_error + forming, gamma(n * n + 8))
+def _multiple(factor: Tensor, matrix: Tensor) -> Tensor:
+    """Return a nonnegative multiple of a symmetric matrix, or more."""
+    return _raised(factor * matrix, inflate(4 * UNIT_ROUNDOFF * factor * _symmetric_norm(matrix), gamma(8)))
 
 
-def _raised(matrix: Tensor, by: Tensor) -> Tensor:
+def _raised(matrix: Tensor, by: Tensor | float) -> Tensor:
     """Return the matrix and a multiple of the identity; `by` has room for the rounding of the sum."""
     raised = matrix.clone()
     raised.diagonal().add_(by)
@@ -255,7 +230,10 @@ def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     From the residual :math:`R = I - AB`: :math:`\|A^{-1} - B\| = \|BR(I - R)^{-1}\| \le \|B\| \|R\| / (1 - \|R\|)`.
     """
     n = len(A)
-    B, _ = torch.linalg.inv_ex(A)
+    R, info = torch.linalg.cholesky_ex(A)
+    if int(info) != 0:
+        return A, torch.full_like(error, torch.inf)
+    B = torch.cholesky_inverse(R)
     B = (B + B.mT) / 2
     size = inflate(torch.linalg.vector_norm(B), gamma(n * n + 8))
     residual = torch.linalg.vector_norm(torch.eye(n, dtype=A.dtype, device=A.device) - A @ B)
@@ -271,10 +249,15 @@ def _symmetric_norm(A: Tensor) -> Tensor:
     return inflate(A.abs().sum(dim=1).amax(), gamma(len(A) + 1))
 
 
+def known_congruence(k: int, W: AbstractLinearMap, metric: Metric, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the congruence of the k-th layer's map with the metric before it: formed once, whoever asks."""
+    return problem.once(f"lipsdp, layer {k}", lambda: congruence(W, metric, problem.norms))
+
+
 def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple[Tensor, Tensor]:
     """Return W Y W' and a bound on its error in the 2-norm."""
     if metric.matrix is None:
-        gram, error = tracked_matrix(W @ W.T, norms.quick_spectral)
+        gram, error = norms.gram(W)
         return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
     matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
     size, Z = _frobenius(matrix), _symmetric_norm(metric.matrix)
@@ -283,7 +266,7 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
     error = inflate(forming + error * (2 * size + error) * Z, gamma(8))
     if metric.multiple is None:
         return S, error
-    gram, gram_error = tracked_matrix(W @ W.T, norms.quick_spectral)
+    gram, gram_error = norms.gram(W)
     added = metric.multiple * gram
     rounding = gamma(4) * (_frobenius(S) + _frobenius(added))
     return S + added, inflate(error + metric.multiple * gram_error + rounding, gamma(8))
