@@ -1,5 +1,8 @@
 """The named errors of curvcert: each says what was expected, what came and what to do."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CurvcertError(Exception):
     """Root of every error that curvcert raises on purpose."""
@@ -47,3 +50,13 @@ class SoundnessError(CurvcertError, RuntimeError):
 
 class TrainingDiverged(CurvcertError, RuntimeError):
     """A training run whose loss became NaN or infinite; names the last good checkpoint."""
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """Return a question for the name that may be meant, to stand behind a message; nothing where none is like it.
+
+    >>> meant("liptl", ["auto", "liplt"]), meant("x", ["auto"])
+    (" Did you mean 'liplt'?", '')
+    """
+    found = get_close_matches(given, known, n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""

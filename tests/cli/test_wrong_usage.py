@@ -14,6 +14,7 @@ from curvcert.errors import CannotWrite, InvalidInput, SoundnessError
 from tests.cli.running import Runner, run_process, write_npz
 
 IMAGES = np.zeros((2, 1, 8, 8))
+DEMO = "curvcert.data:load_demo_network"
 
 
 @pytest.fixture
@@ -182,3 +183,20 @@ def test_errors_and_their_statuses(
     assert ran.status == status
     assert ran.err.startswith(message)
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("certify", DEMO, "digts", "--out", "o"), "digits"),
+        (("certify", DEMO, "digits", "--method", "liptl", "--no-search", "--out", "o"), "liplt"),
+        (("bound", DEMO, "--input-shape", "1,8,8", "--method", "unroled"), "unrolled"),
+        (("bound", "curvcert.data:load_demo_netwrok", "--input-shape", "1,8,8"), "load_demo_network"),
+        (("train", "--recipe", "digts", "--out", "o"), "digits"),
+        (("train", "--recipe", "digits", "--set", "epoch=3", "--out", "o"), "epochs"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_asked_back(run: Runner, words: tuple[str, ...], meant: str) -> None:
+    ran = run(*words)
+    assert ran.status == 2
+    assert f"Did you mean '{meant}'?" in ran.err

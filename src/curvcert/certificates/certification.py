@@ -32,7 +32,7 @@ from curvcert.certificates.methods import (
 )
 from curvcert.certificates.pointwise import evaluate_points
 from curvcert.certificates.radii import curvature_beats_lipschitz
-from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule, meant
 from curvcert.memory import spare_elements
 from curvcert.network import Network, trace
 from curvcert.network.network import tensor_of
@@ -260,8 +260,8 @@ def _chosen(method: str) -> tuple[AbstractCertificateMethod | None, Wanted]:
     if name in _TOGETHER:
         return None, _TOGETHER[name]
     if name not in CERTIFICATE_METHODS:
-        names = ", ".join((*_TOGETHER, *CERTIFICATE_METHODS))
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {names}.")
+        names = (*_TOGETHER, *CERTIFICATE_METHODS)
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(names)}.{meant(method, names)}")
     return CERTIFICATE_METHODS[name], lambda method: True
 
 

@@ -18,7 +18,7 @@ from curvcert.cli import options
 from curvcert.cli.inputs import load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
-from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
+from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule, meant
 from curvcert.network import Network
 from curvcert.norms import validate_p
 from curvcert.training.distributed import require_device
@@ -190,7 +190,9 @@ def _quantities(only: str | None, method: str) -> list[str]:
     if not fitting:
         choices = {name for key, names in known.items() if only in (None, key) for name in names}
         what = "" if only is None else f" for {only}"
-        raise InvalidInput(f"Unknown method {method!r}{what}. Choose one of: {', '.join(sorted(choices))}.")
+        raise InvalidInput(
+            f"Unknown method {method!r}{what}. Choose one of: {', '.join(sorted(choices))}.{meant(method, choices)}"
+        )
     return fitting
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvcert.data import load
 from curvcert.data.datasets import LOADERS
-from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.errors import InvalidFile, InvalidInput, meant
 from curvcert.network import Network
 
 LARGEST = 2**33
@@ -60,7 +60,9 @@ def load_inputs(name: str, split: str = "test", folder: Path | None = None, samp
         part = slice(samples)
         return Inputs(found.as_float64()[part], found.labels[part], f"{name} ({split})")
     if not name.endswith(".npz"):
-        raise InvalidInput(f"DATA is one of {', '.join(LOADERS)}, or a .npz file with x and y, got {name!r}.")
+        raise InvalidInput(
+            f"DATA is one of {', '.join(LOADERS)}, or a .npz file with x and y, got {name!r}.{meant(name, LOADERS)}"
+        )
     x, y = _read(Path(name))
     _require_samples(name, x, y)
     part = slice(samples)

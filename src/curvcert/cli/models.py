@@ -14,7 +14,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from curvcert.cli.options import numbers, whole_numbers
-from curvcert.errors import InvalidFile, InvalidInput
+from curvcert.errors import InvalidFile, InvalidInput, meant
 from curvcert.network import Network, load_onnx, trace
 from curvcert.network.network_file import KIND as NETWORK_FILE
 from curvcert.nn import INPUT_SHAPES, Normalise
@@ -124,7 +124,8 @@ def _from_factory(choice: ModelChoice) -> nn.Module:
     where, _, name = choice.name.partition(":")
     with _current_folder_importable():
         try:
-            factory = getattr(importlib.import_module(where), name, None) if where and name else None
+            module = importlib.import_module(where) if where and name else None
+            factory = getattr(module, name, None)
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and where.startswith(str(error.name))
             reason = "there is no such module" if missing else _told(error)
@@ -135,6 +136,7 @@ def _from_factory(choice: ModelChoice) -> nn.Module:
         if not callable(factory):
             raise InvalidInput(
                 f"MODEL {choice.name}: {where!r} has no function {name!r}. Write package.module:factory."
+                f"{meant(name, dir(module))}"
             )
         try:
             model = factory()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from curvcert.errors import InvalidInput
+from curvcert.errors import InvalidInput, meant
 from curvcert.nn.activations import Normalise
 from curvcert.nn.linear import PadChannels, ScaledAveragePool2d, UnitRowLinear
 from curvcert.nn.named import ActivationChoice, make_activation
@@ -164,7 +164,9 @@ def architecture(name: str, activation: ActivationChoice = "tanh", mean_shift: M
         UnsupportedActivation: if the architecture needs an activation with slopes in [0, 1].
     """
     if name not in ARCHITECTURES:
-        raise InvalidInput(f"Unknown architecture {name!r}. Choose one of: {', '.join(ARCHITECTURES)}.")
+        raise InvalidInput(
+            f"Unknown architecture {name!r}. Choose one of: {', '.join(ARCHITECTURES)}.{meant(name, ARCHITECTURES)}"
+        )
     channels = INPUT_SHAPES[name][0]
     if mean_shift is not None and len(mean_shift) != channels:
         raise InvalidInput(f"{name} takes images of {channels} channels, got a mean shift of {len(mean_shift)}.")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from curvcert.errors import InvalidInput
+from curvcert.errors import InvalidInput, meant
 from curvcert.nn.activations import ISRU, Arctan, CentredSoftplus, Erf, Gaussian, Sin
 
 ActivationChoice = str | nn.Module | Callable[[], nn.Module]
@@ -57,7 +57,10 @@ def make_activation(choice: ActivationChoice) -> nn.Module:
     """
     if isinstance(choice, str):
         if choice not in ACTIVATION_MODULES:
-            raise InvalidInput(f"Unknown activation {choice!r}. Choose one of: {', '.join(ACTIVATION_MODULES)}.")
+            raise InvalidInput(
+                f"Unknown activation {choice!r}. Choose one of: {', '.join(ACTIVATION_MODULES)}."
+                f"{meant(str(choice), ACTIVATION_MODULES)}"
+            )
         return ACTIVATION_MODULES[choice]()
     made = copy.deepcopy(choice) if isinstance(choice, nn.Module) else choice() if callable(choice) else choice
     if not isinstance(made, nn.Module):

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from curvcert.errors import InvalidInput
+from curvcert.errors import InvalidInput, meant
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of numbers"}
 _LARGEST_FILE = 2**16
@@ -109,7 +109,9 @@ class Recipe:
         values: dict[str, Any] = {}
         for name, text in changes.items():
             if name not in types:
-                raise InvalidInput(f"A recipe has no field {name!r}. Its fields are {', '.join(types)}.")
+                raise InvalidInput(
+                    f"A recipe has no field {name!r}. Its fields are {', '.join(types)}.{meant(name, types)}"
+                )
             values[name] = _parsed(name, text, types[name])
         return replace(self, **values)
 
@@ -177,7 +179,7 @@ def load_recipe(name: str | Path) -> Recipe:
     else:
         raise InvalidInput(
             f"No recipe is called {str(name)!r}. There are {', '.join(recipe_names())}; or give the path of a "
-            ".toml file."
+            f".toml file.{meant(str(name), recipe_names())}"
         )
     try:
         table = tomllib.loads(text.decode())

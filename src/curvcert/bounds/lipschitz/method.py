@@ -14,7 +14,7 @@ import torch
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sizes import require_room_for_products
 from curvcert.bounds.types import Bound, Global
-from curvcert.errors import InvalidInput, SoundnessError
+from curvcert.errors import InvalidInput, SoundnessError, meant
 
 
 class AbstractMethod(ABC):
@@ -45,7 +45,8 @@ def chosen(method: str | M, known: Mapping[str, M], kind: type) -> M | None:
     if isinstance(method, str) and method == "auto":
         return None
     if not isinstance(method, str) or method not in known:
-        raise InvalidInput(f"Unknown method {method!r}. Choose one of: auto, {', '.join(known)}.")
+        names = ("auto", *known)
+        raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(names)}.{meant(str(method), names)}")
     return known[method]
 
 
