@@ -6,7 +6,7 @@ import mpmath
 import torch
 from hypothesis import strategies as st
 
-from curvcert.activations import ACTIVATIONS, Activation, celu, elu, hardtanh, leaky_relu, softplus
+from curvcert.activations import ACTIVATIONS, Activation, celu, elu, hardtanh, leaky_relu, softplus, softshrink
 
 DIGITS = 50
 
@@ -24,6 +24,7 @@ ROWS: dict[str, Activation] = dict(ACTIVATIONS) | {
         leaky_relu(-0.5),
         leaky_relu(3.0),
         hardtanh(-0.3, 2.0),
+        softshrink(2.0),
     )
 }
 SMOOTH = [name for name, act in ROWS.items() if act.curvature is not None]
@@ -66,6 +67,8 @@ EXACT: Mapping[str, Callable] = {
     "erf": mpmath.erf,
     "softsign": lambda x: x / (1 + abs(x)),
     "isru": lambda x: x / mpmath.sqrt(1 + x * x),
+    "gaussian": lambda x: mpmath.exp(-x * x),
+    "tanhshrink": lambda x: x - mpmath.tanh(x),
 }
 
 

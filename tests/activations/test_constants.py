@@ -54,6 +54,8 @@ def _declared_global_ranges():
     yield "erf", (0, 1.1283791671), (-0.9678828981, 0.9678828981)
     yield "softsign", (0, 1), (-2, 2)
     yield "isru", (0, 1), (-0.8586501034, 0.8586501034)
+    yield "gaussian", (-0.8577638850, 0.8577638850), (-2, 0.8925206406)
+    yield "tanhshrink", (0, 1), (-0.7698003590, 0.7698003590)
 
 
 @pytest.mark.parametrize(("name", "slope", "curvature"), list(_declared_global_ranges()))

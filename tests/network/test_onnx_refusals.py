@@ -40,9 +40,9 @@ REFUSED = {
     "gate": ([node("Tanh", "x", to="t"), node("Mul", "x", "t")], V, {}, No, "product"),
     "square": ([node("Mul", "x", "x")], V, {}, No, "Mul_y"),
     "quotient": ([node("Div", "c", "x")], V, {"c": random(4)}, No, "division"),
-    "quick gelu": (
-        [node("Mul", "x", "c", to="a"), node("Sigmoid", "a", to="s"), node("Mul", "x", "s")],
-        V, {"c": np.float32(1.702)}, No, "constants",
+    "a gate by another value": (
+        [node("MatMul", "x", "W", to="a"), node("Sigmoid", "a", to="s"), node("Mul", "x", "s")],
+        V, {"W": random(4, 4)}, No, "constants",
     ),
     "concatenation of samples": ([node("Concat", "x", "x", axis=0)], V, {}, No, "batch"),
     "concatenation with a constant": ([node("Concat", "x", "c", axis=1)], V, {"c": random(1, 4)}, No, "Concat"),

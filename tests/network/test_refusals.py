@@ -33,8 +33,7 @@ UNKNOWN: dict[str, tuple[nn.Module, tuple[int, ...], tuple[str, ...]]] = {
     "Softmax": (nn.Softmax(1), VECTOR, ("Softmax", "lower.register")),
     "LSTM": (nn.LSTM(4, 3), (5, 4), ("LSTM", "lower.register")),
     "ConvTranspose3d": (nn.ConvTranspose3d(2, 1, 3), (2, 6, 6, 6), ("ConvTranspose3d",)),
-    "PReLU": (nn.PReLU(), VECTOR, ("PReLU", "register_activation")),
-    "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("Threshold",)),
+    "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("Threshold", "register_activation")),
     "Conv3d": (nn.Conv3d(2, 1, 3), (2, 4, 4, 4), ("Conv3d",)),
     "MaxPool3d": (nn.MaxPool3d(2), (2, 4, 4, 4), ("MaxPool3d",)),
     "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d(1), IMAGE, ("AdaptiveMaxPool2d",)),
@@ -73,7 +72,7 @@ class OtherCall(nn.Tanh):
 
 class OtherActivation(nn.Tanh):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x).clamp(-0.999, 0.999)
+        return torch.tanh(x).round(decimals=9)
 
 
 def _own_forward() -> nn.Module:
@@ -99,7 +98,7 @@ def _pruned() -> nn.Module:
 IMPOSTORS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "forward on the object": (_own_forward, "0: this Tanh"),
     "subclass with its own __call__": (lambda: nn.Sequential(OtherCall()), "0: this OtherCall"),
-    "subclass of an activation": (lambda: nn.Sequential(OtherActivation()), "0.clamp"),
+    "subclass of an activation": (lambda: nn.Sequential(OtherActivation()), "0.round"),
     "subclass of Linear": (lambda: nn.Sequential(OtherForward(4, 3)), "0."),
     "hook": (lambda: _hooked(pre=False, root=False), "1: Tanh has a forward hook"),
     "pre-hook": (lambda: _hooked(pre=True, root=False), "1: Tanh has a forward hook"),
@@ -199,7 +198,7 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "square": (lambda m, x: x * x, "a product of two values"),
     "quotient": (lambda m, x: x / m.a(x), "a quotient of two values"),
     "division by a value": (lambda m, x: 1 / (x + 3), "division by a value"),
-    "power": (lambda m, x: x**2, "pow"),
+    "power": (lambda m, x: x**2, "pow has no largest slope"),
     "batch mean": (lambda m, x: x - x.mean(0), "dimension 0 is the batch"),
     "mean of everything": (lambda m, x: x.mean(), "joins all samples"),
     "mean of nothing there": (lambda m, x: x.mean(2), "no dimension 2"),
@@ -225,7 +224,20 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "weights by chance": (lambda m, x: x * torch.bernoulli(m.a.weight[0]), "bernoulli"),
     "weights that change": (lambda m, x: x * m.a.weight[0].add_(1), "add_"),
     "a part of a weight in place": (lambda m, x: m.a.weight.t().add_(x[:, None]), "overwrites"),
-    "clamp": (lambda m, x: x.clamp(-100, 100), "clamp"),
+    "clamp by a value": (lambda m, x: x.clamp(m.a(x), 100), "clamp"),
+    "clamp by a tensor": (lambda m, x: x.clamp(m.buffer, 100), "one constant number"),
+    "clamp to nothing": (lambda m, x: x.clamp(2, 1), "lower < upper"),
+    "no clamp": (lambda m, x: x.clamp(), "a lower or an upper limit"),
+    "slopes from the input": (lambda m, x: F.prelu(x, x[0, :1]), "dimension 0"),
+    "exp": (lambda m, x: torch.exp(x), "exp has no largest slope"),
+    "log": (lambda m, x: (x.abs() + 1).log(), "log has no largest slope"),
+    "inverse": (lambda m, x: 1 / (1 + torch.exp(m.a(x)).relu()), "exp has no largest slope"),
+    "square root": (lambda m, x: torch.sqrt(1 + x * x), "a product of two values"),
+    "gate": (lambda m, x: x * torch.sigmoid(m.b(x)), "a product of two values"),
+    "gate that is nearly one": (lambda m, x: x * torch.tanh(x), "a product of two values"),
+    "gelu with another constant": (lambda m, x: 0.5 * x * (1.001 + torch.erf(x / 2**0.5)), "a product of two values"),
+    "growing bell": (lambda m, x: torch.exp(x**2), "pow has no largest slope"),
+    "gate in a branch": (lambda m, x: torch.stack([x * x, x], 1), "a product of two values"),
     "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
     "index of a sample": (lambda m, x: x[0], "dimension 0 is the batch"),
     "slice of the batch": (lambda m, x: x[:1] + x, "dimension 0 is the batch"),
@@ -266,7 +278,6 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "conv2d that does not fit": (lambda m, x: F.conv2d(x.view(-1, 1, 2, 2), torch.ones(1, 2, 1, 1)), "conv2d: Conv2d"),
     "cast": (lambda m, x: x.float(), "float"),
     "softmax": (lambda m, x: F.softmax(x, 1), "softmax"),
-    "abs": (lambda m, x: abs(x), "abs"),
     "sum with a factor": (lambda m, x: torch.add(x, x, alpha=2), "add"),
     "rounded division": (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "div"),
     "out argument": (lambda m, x: torch.sin(x, out=m.buffer), "sin"),
@@ -318,8 +329,8 @@ def test_graphs_that_are_no_block(name: str) -> None:
 
 
 def test_a_call_inside_a_submodule_is_named_with_its_path() -> None:
-    inner = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: x.abs()))
-    refuse(nn.Sequential(nn.Identity(), inner), VECTOR, UnsupportedModule, "1.1.abs", "(in a Function)")
+    inner = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: x.sign()))
+    refuse(nn.Sequential(nn.Identity(), inner), VECTOR, UnsupportedModule, "1.1.sign", "(in a Function)")
 
 
 class TwoInputs(nn.Module):

@@ -200,6 +200,60 @@ def erf_second(z: Tensor) -> Tensor:
     return -2 * (z * erf_derivative(z))
 
 
+def gaussian_value(z: Tensor) -> Tensor:
+    """Return e^(-z^2)."""
+    return torch.exp(-z * z)
+
+
+def gaussian_derivative(z: Tensor) -> Tensor:
+    """Return -2 z e^(-z^2)."""
+    near = z.clamp(-40, 40)
+    return -2 * (near * gaussian_value(near))
+
+
+def gaussian_second(z: Tensor) -> Tensor:
+    """Return (4 z^2 - 2) e^(-z^2)."""
+    near = z.clamp(-40, 40)
+    return (4 * near * near - 2) * gaussian_value(near)
+
+
+def tanhshrink_value(z: Tensor) -> Tensor:
+    """Return z - tanh(z)."""
+    return z - torch.tanh(z)
+
+
+def tanhshrink_derivative(z: Tensor) -> Tensor:
+    """Return tanh(z)^2."""
+    t = torch.tanh(z)
+    return t * t
+
+
+def tanhshrink_second(z: Tensor) -> Tensor:
+    """Return 2 tanh(z) tanh'(z)."""
+    return -tanh_second(z)
+
+
+def hardswish_value(z: Tensor) -> Tensor:
+    """Return z min(max(z + 3, 0), 6) / 6."""
+    return z * ((z + 3).clamp(0, 6) / 6)
+
+
+def hardswish_derivative(z: Tensor) -> Tensor:
+    """Return z/3 + 1/2 on [-3, 3], 0 below and 1 beyond: at both jumps the slope of the curved piece."""
+    inner = z.clamp(-3, 3) / 3 + 0.5
+    return torch.where(z < -3, torch.zeros_like(z), torch.where(z > 3, torch.ones_like(z), inner))
+
+
+def softshrink_value(z: Tensor, width: float) -> Tensor:
+    """Return z brought nearer to 0 by the width, 0 at most."""
+    return z - z.clamp(-width, width)
+
+
+def softshrink_derivative(z: Tensor, width: float) -> Tensor:
+    """Return 0 on (-width, width] and 1 elsewhere."""
+    return 1 - hardtanh_derivative(z, -width, width)
+
+
 def softsign_value(z: Tensor) -> Tensor:
     """Return z / (1 + |z|)."""
     return z / (1 + magnitude(z))

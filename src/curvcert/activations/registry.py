@@ -31,11 +31,11 @@ def from_module(module: nn.Module) -> Activation:
 
     >>> from_module(nn.Softplus(beta=2.0)).name
     'softplus(2)'
-    >>> from_module(nn.PReLU())
+    >>> from_module(nn.Threshold(0.1, 20))
     Traceback (most recent call last):
     ...
-    curvcert.errors.UnsupportedActivation: No activation is known for PReLU. Declare it with \
-declare_activation and make it known with register_activation(PReLU, ...).
+    curvcert.errors.UnsupportedActivation: No activation is known for Threshold. Declare it with \
+declare_activation and make it known with register_activation(Threshold, ...).
 
     Raises:
         UnsupportedActivation: if the module's type is not known.
@@ -193,3 +193,24 @@ def _(module: nn.Hardtanh) -> Activation:
 @_row.register(nn.SELU)
 def _(module: nn.SELU) -> Activation:
     return table.SELU
+
+
+@_row.register(nn.Tanhshrink)
+def _(module: nn.Tanhshrink) -> Activation:
+    return table.TANHSHRINK
+
+
+@_row.register(nn.Hardswish)
+def _(module: nn.Hardswish) -> Activation:
+    return table.HARDSWISH
+
+
+@_row.register(nn.Softshrink)
+def _(module: nn.Softshrink) -> Activation:
+    return table.softshrink(module.lambd)
+
+
+@_row.register(nn.RReLU)
+def _(module: nn.RReLU) -> Activation:
+    # In eval mode the slope is the mean of those that training draws.
+    return table.leaky_relu((module.lower + module.upper) / 2)

@@ -247,6 +247,66 @@ ERF = from_profiles(
     ),
 )
 
+# e^(-z^2): phi' = -2z phi is extreme at 1/sqrt 2: sqrt(2/e); phi'' = (4z^2 - 2) phi at 0 and at sqrt(3/2): 4 e^(-3/2).
+GAUSSIAN = from_profiles(
+    "gaussian",
+    Profile(formulas.gaussian_value, "+-", limits=(0.0, 0.0), turns=(Turn(0.0, 1.0, 1.0),), absolute=CANCELLING),
+    Profile(
+        formulas.gaussian_derivative,
+        "+-+",
+        limits=(0.0, 0.0),
+        turns=_odd_pair(0.7071067811865476, 0.8577638849607068, 0.8577638849607069),
+        absolute=CANCELLING,
+    ),
+    Profile(
+        formulas.gaussian_second,
+        "+-+-",
+        limits=(0.0, 0.0),
+        turns=(
+            Turn(-1.224744871391589, 0.8925206405937193, 0.8925206405937194),
+            Turn(0.0, -2.0, -2.0),
+            Turn(1.224744871391589, 0.8925206405937193, 0.8925206405937194),
+        ),
+        absolute=CANCELLING,
+    ),
+)
+
+# z - tanh(z): phi' = tanh^2, and phi'' = -tanh''.
+TANHSHRINK = from_profiles(
+    "tanhshrink",
+    Profile(formulas.tanhshrink_value, "+", limits=(-math.inf, math.inf), absolute=CANCELLING),
+    Profile(formulas.tanhshrink_derivative, "-+", limits=(1.0, 1.0), turns=(Turn(0.0, 0.0, 0.0),)),
+    Profile(
+        formulas.tanhshrink_second,
+        "-+-",
+        limits=(0.0, 0.0),
+        turns=(
+            Turn(-0.6584789484624084, -0.769800358919501, -0.7698003589195009),
+            Turn(0.6584789484624084, 0.7698003589195009, 0.769800358919501),
+        ),
+    ),
+)
+
+# z relu6(z + 3) / 6: phi' = z/3 + 1/2 on (-3, 3), so that it jumps from 0 to -1/2 and from 3/2 to 1.
+HARDSWISH = from_profiles(
+    "hardswish",
+    Profile(
+        formulas.hardswish_value,
+        "0-+",
+        limits=(0.0, math.inf),
+        turns=(Turn(-3.0, 0.0, 0.0), Turn(-1.5, -0.375, -0.375)),
+        absolute=CANCELLING,
+    ),
+    Profile(
+        formulas.hardswish_derivative,
+        "0+0",
+        limits=(0.0, 1.0),
+        turns=(Turn(-3.0, -0.5, 0.0, jump=True), Turn(3.0, 1.0, 1.5, jump=True)),
+        absolute=CANCELLING,
+    ),
+    None,
+)
+
 # phi' = 1 / (1 + |z|)^2, and phi'' = -2 sign(z) / (1 + |z|)^3 jumps from 2 to -2 at 0.
 SOFTSIGN = from_profiles(
     "softsign",
@@ -349,6 +409,31 @@ def hardtanh(lower: float = -1.0, upper: float = 1.0) -> Activation:
     if not lower < upper:
         raise InvalidInput(f"hardtanh needs lower < upper, got {lower} and {upper}. Swap them.")
     return _hardtanh(lower, upper, f"hardtanh({show(lower)},{show(upper)})")
+
+
+def softshrink(width: float = 0.5) -> Activation:
+    """Return z less its part in [-width, width].
+
+    >>> softshrink(2.0)
+    Activation(softshrink(2), slope [0, 1], curvature none)
+    """
+    width = _positive(width, "lambd")
+    return from_profiles(
+        f"softshrink({show(width)})",
+        Profile(
+            partial(formulas.softshrink_value, width=width),
+            "+",
+            limits=(-math.inf, math.inf),
+            absolute=CANCELLING * width,
+        ),
+        Profile(
+            partial(formulas.softshrink_derivative, width=width),
+            "000",
+            limits=(1.0, 1.0),
+            turns=(Turn(-width, 0.0, 1.0, jump=True), Turn(width, 0.0, 1.0, jump=True)),
+        ),
+        None,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -513,10 +598,14 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
             ERF,
             SOFTSIGN,
             ISRU,
+            GAUSSIAN,
+            TANHSHRINK,
+            HARDSWISH,
             RELU,
             leaky_relu(),
             RELU6,
             hardtanh(),
+            softshrink(),
             SELU,
         )
     }

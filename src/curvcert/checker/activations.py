@@ -297,6 +297,31 @@ def _isru() -> Activation:
     )
 
 
+def _gaussian() -> Activation:
+    # |phi'''| = |12 z - 8 z^3| e^(-z^2) is at most 5 everywhere.
+    return _smooth(
+        "gaussian",
+        lambda z: np.exp(-np.minimum(z * z, 740.0)),
+        lambda z: -2 * np.clip(z, -27, 27) * np.exp(-np.minimum(z * z, 740.0)),
+        lambda z: (4 * np.clip(z, -27, 27) ** 2 - 2) * np.exp(-np.minimum(z * z, 740.0)),
+        (-math.sqrt(0.5), math.sqrt(0.5)),
+        (-math.sqrt(1.5), 0.0, math.sqrt(1.5)),
+    )
+
+
+def _tanhshrink() -> Activation:
+    peak = math.atanh(math.sqrt(1 / 3))
+    return _smooth(
+        "tanhshrink",
+        lambda z: z - np.tanh(z),
+        lambda z: np.tanh(z) ** 2,
+        lambda z: 8 * np.tanh(z) * _bell(2 * z),
+        (0.0,),
+        (-peak, peak),
+        limits=(1.0, 1.0),
+    )
+
+
 def _softsign() -> Activation:
     jump = Turn(0.0, -2.0, 2.0)
     return Activation(
@@ -404,13 +429,16 @@ _PLAIN: dict[str, Callable[[], Activation]] = {
     "arctan": _arctan,
     "erf": _error_function,
     "isru": _isru,
+    "gaussian": _gaussian,
+    "tanhshrink": _tanhshrink,
     "softsign": _softsign,
     "gelu_tanh": _gelu_tanh,
     "mish": _mish,
     "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0)),
+    "hardswish": lambda: _kinked("hardswish", lambda z: z * np.clip(z + 3.0, 0.0, 6.0) / 6.0, (-0.5, 1.5)),
     "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0)),
 }
-_PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu)\(([0-9.eE+-]{1,32})\)")
+_PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu|softshrink)\(([0-9.eE+-]{1,32})\)")
 
 
 @lru_cache(maxsize=64)
@@ -438,6 +466,8 @@ def activation(name: str) -> Activation | None:
             return _softplus(name, number, 0.0)
         case "centred_softplus":
             return _softplus(name, number, math.log(2) / number)
+        case "softshrink":
+            return _kinked(name, lambda z: z - np.clip(z, -number, number), (0.0, 1.0))
         case "leaky_relu":
             return _kinked(name, lambda z: np.where(z > 0, z, number * z), (number, 1.0))
         case "elu" if number != 1.0:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
+from curvcert.network import elementwise
 from curvcert.network.builder import Value
 from curvcert.network.linear_calls import LINEAR
 from curvcert.network.lowering import lower_exactly
@@ -36,6 +37,10 @@ _FUNCTIONAL: dict[Any, Callable[..., nn.Module]] = {
     F.leaky_relu: nn.LeakyReLU,
     F.relu6: nn.ReLU6,
     F.hardtanh: nn.Hardtanh,
+    F.hardswish: nn.Hardswish,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.tanhshrink: nn.Tanhshrink,
+    F.softshrink: nn.Softshrink,
     F.selu: nn.SELU,
     F.avg_pool1d: nn.AvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
@@ -47,6 +52,18 @@ _FUNCTIONAL: dict[Any, Callable[..., nn.Module]] = {
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
     "relu": nn.ReLU,
+}
+_COMPOSED: dict[Any, Callable[[Value, str], Value]] = {
+    **dict.fromkeys((torch.cos, "cos"), elementwise.cosine),
+    **dict.fromkeys((torch.abs, operator.abs, "abs"), elementwise.absolute),
+    F.logsigmoid: elementwise.log_sigmoid,
+}
+"""Functions of one argument that are made of rows and affine maps."""
+
+_UNBOUNDED = {
+    function: name
+    for name in elementwise.UNBOUNDED
+    for function in (name, getattr(torch, name, name), getattr(operator, name, name))
 }
 _PLAIN: dict[Any, Activation] = {
     torch.sin: activations.SIN,
@@ -102,6 +119,12 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
         return lower_exactly(module, value, path)
     if target in _PLAIN and not rest and not kwargs:
         return value.activate(_PLAIN[target], path)
+    if target in _COMPOSED and not rest and not kwargs:
+        return _COMPOSED[target](value, path)
+    if target in _CLAMPS:
+        return _by_rule(_CLAMPS[target], node, args, kwargs)
+    if target in _UNBOUNDED:
+        raise elementwise.without_a_constant(_UNBOUNDED[target], path)
     if target in _NEGATE and not rest and not kwargs:
         return value.negative()
     if target in (F.dropout, F.dropout2d):
@@ -109,6 +132,41 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
     if target == "size" or (target is getattr and rest == ["shape"]):
         return _size(node, value, rest, kwargs)
     raise _unsupported(node)
+
+
+def _clamp(path: str, value: Value, min: Any = None, max: Any = None) -> Value:
+    lower, upper = (None if limit is None else _one_number(limit, path) for limit in (min, max))
+    return elementwise.clamped(value, lower, upper, path)
+
+
+def _clamp_min(path: str, value: Value, min: Any) -> Value:
+    return _clamp(path, value, min)
+
+
+def _clamp_max(path: str, value: Value, max: Any) -> Value:
+    return _clamp(path, value, None, max)
+
+
+def _one_number(limit: Any, path: str) -> float:
+    if isinstance(limit, Tensor) and limit.numel() == 1:
+        limit = limit.item()
+    if type(limit) not in (int, float):
+        raise UnsupportedModule(f"{path}: expected a limit that is one constant number, got {type(limit).__name__}.")
+    return float(limit)
+
+
+def _prelu(path: str, value: Value, weight: Any) -> Value:
+    if not isinstance(weight, Tensor):
+        raise UnsupportedModule(f"{path}: expected constant slopes.")
+    return elementwise.parametric_relu(value, weight.reshape(-1), path)
+
+
+_CLAMPS: dict[Any, Callable[..., Value]] = {
+    **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), _clamp),
+    **dict.fromkeys((torch.clamp_min, "clamp_min"), _clamp_min),
+    **dict.fromkeys((torch.clamp_max, "clamp_max"), _clamp_max),
+    **dict.fromkeys((F.prelu, torch.prelu, "prelu"), _prelu),
+}
 
 
 def _by_rule(rule: Callable[..., Any], node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:

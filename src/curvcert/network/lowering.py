@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
-from curvcert.network import windows
+from curvcert.network import elementwise, windows
 from curvcert.network.builder import Value
 from curvcert.network.movement import blocks_to_space, flatten, mix_groups, pad_last, space_to_blocks, unflatten
 from curvcert.network.windows import linear
@@ -184,6 +184,21 @@ def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value
     return windows.batch_normalised(
         value, module.running_mean, module.running_var, module.weight, module.bias, module.eps, path
     )
+
+
+@lower.register
+def _(module: nn.PReLU, value: Value, path: str) -> Value:
+    return elementwise.parametric_relu(value, module.weight, path)
+
+
+@lower.register
+def _(module: nn.LogSigmoid, value: Value, path: str) -> Value:
+    return elementwise.log_sigmoid(value, path)
+
+
+@lower.register
+def _(module: nn.Hardsigmoid, value: Value, path: str) -> Value:
+    return elementwise.hard_sigmoid(value, path)
 
 
 @lower.register

@@ -22,6 +22,7 @@ from curvcert.activations import (
     leaky_relu,
     selu,
     softplus,
+    softshrink,
 )
 from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.network.block import MaxPool
@@ -113,6 +114,7 @@ _FACTORIES: dict[str, Callable[..., Activation]] = {
     "elu": elu,
     "leaky_relu": leaky_relu,
     "hardtanh": hardtanh,
+    "softshrink": softshrink,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "selu": selu,

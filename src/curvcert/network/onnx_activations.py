@@ -1,14 +1,11 @@
 r"""Activations in an ONNX graph: operators of their own, and the formulas that exporters write out for others.
 
-A formula such as :math:`\tfrac12 x (1 + erf(x/\sqrt2))` is spread over several nodes, in an order that differs from
-exporter to exporter.  It is brought into a normal form, a polynomial in x and in functions of such polynomials, and
-compared with the normal forms of the table's rows.
+What is spread over several nodes is brought into the normal form of `formulas.py`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,22 +14,10 @@ from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.activations.formulas import SELU_ALPHA, SELU_SCALE
 from curvcert.errors import InvalidInput
+from curvcert.network import formulas
 from curvcert.network.builder import Value
 from curvcert.network.lowering import LARGEST_DEVIATION
 from curvcert.network.onnx_file import Array, Node
-
-TOLERANCE = 2.0**-21
-"""How far a constant inside a formula may be from its meaning, relatively: a few roundings in float32.
-
-A formula with such a constant is another function than the table's, and becomes the row with that constant;
-coefficients that float32 holds (1/2, 1) must be exact."""
-
-_MOST_NODES = 24
-_MOST_TERMS = 16
-
-Monomial = tuple[Any, ...]
-Polynomial = frozenset[tuple[Monomial, float]]
-"""Monomials with their coefficients; a factor is "x" or (function, Polynomial)."""
 
 
 def activation_of(node: Node, args: list[Any]) -> Activation | None:
@@ -124,9 +109,15 @@ def recognised(node: Node, operands: Mapping[str, Any], producers: Mapping[str, 
         if not isinstance(value, Value):
             continue
         formula = _Formula(base, 1 + len(value.shape), operands, producers)
-        found = formula.softplus(node) if node.op == "Where" else _row(formula.of_node(node))
-        if found is not None:
-            return value.activate(found, node.name or node.outputs[0])
+        name = node.name or node.outputs[0]
+        if node.op == "Where":
+            row = formula.softplus(node)
+            if row is not None:
+                return value.activate(row, name)
+        else:
+            lowering = formulas.recognised(formula.of_node(node))
+            if lowering is not None:
+                return lowering(value, name)
     return None
 
 
@@ -136,112 +127,10 @@ def _ancestors(node: Node, producers: Mapping[str, Node]) -> Iterator[str]:
     for name in queue:
         yield name
         producer = producers.get(name)
-        if producer is not None and producer.op in ELEMENTWISE and len(queue) < _MOST_NODES:
+        if producer is not None and producer.op in ELEMENTWISE and len(queue) < formulas.MOST_NODES:
             fresh = [source for source in producer.inputs if source not in seen]
             queue.extend(fresh)
             seen.update(fresh)
-
-
-def _row(formula: Polynomial | None) -> Activation | None:
-    """Return the activation that a formula is, with the formula's own constants."""
-    if formula is None:
-        return None
-    row = next((row for row, form in _FORMULAS if _same(formula, form)), None)
-    return row if row is None or isinstance(row, Activation) else row(formula)
-
-
-def _inner(formula: Polynomial, function: str) -> dict[Monomial, float]:
-    """Return the coefficients of a function's argument."""
-    factors = (factor for monomial, _ in formula for factor in monomial)
-    return next({m: c for m, c in factor[1]} for factor in factors if factor[0] == function)
-
-
-def _gelu_with(formula: Polynomial) -> Activation:
-    return activations.gelu(_inner(formula, "Erf")[("x",)])
-
-
-def _gelu_tanh_with(formula: Polynomial) -> Activation:
-    inner = _inner(formula, "Tanh")
-    return activations.gelu_tanh(inner[("x",)], inner[("x", "x", "x")])
-
-
-def _near(a: float, b: float) -> bool:
-    return a == b if b in (0.5, 1.0) else abs(a - b) <= TOLERANCE * abs(b)
-
-
-def _same(left: Polynomial, right: Polynomial) -> bool:
-    """Tell whether two polynomials have the same monomials with nearly the same coefficients, all the way down."""
-    return _paired(list(left), list(right), lambda a, b: _near(a[1], b[1]) and _paired(list(a[0]), list(b[0]), _factor))
-
-
-def _factor(left: Any, right: Any) -> bool:
-    if isinstance(left, str) or isinstance(right, str):
-        return bool(left == right)
-    return left[0] == right[0] and _same(left[1], right[1])
-
-
-def _paired(left: list[Any], right: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Tell whether each item of one list has its own partner in the other."""
-    if len(left) != len(right):
-        return False
-    for item in left:
-        partner = next((k for k, other in enumerate(right) if same(item, other)), None)
-        if partner is None:
-            return False
-        right = right[:partner] + right[partner + 1 :]
-    return True
-
-
-def _sum(terms: Iterator[tuple[Monomial, float]]) -> Polynomial | None:
-    total: dict[Monomial, float] = {}
-    for monomial, coefficient in terms:
-        total[monomial] = total.get(monomial, 0.0) + coefficient
-    kept = frozenset((m, c) for m, c in total.items() if c != 0.0)
-    fine = len(kept) <= _MOST_TERMS and all(math.isfinite(c) and len(m) <= _MOST_TERMS for m, c in kept)
-    return kept if fine else None
-
-
-def _plus(left: Polynomial, right: Polynomial, sign: float = 1.0) -> Polynomial | None:
-    return _sum(item for part, s in ((left, 1.0), (right, sign)) for item in ((m, s * c) for m, c in part))
-
-
-def _times(left: Polynomial, right: Polynomial) -> Polynomial | None:
-    return _sum(
-        (tuple(sorted((*m, *n), key=lambda factor: (isinstance(factor, tuple), hash(factor)))), c * d)
-        for (m, c), (n, d) in product(left, right)
-    )
-
-
-def _power(base: Polynomial, exponent: float) -> Polynomial | None:
-    result: Polynomial | None = _number(1.0)
-    if exponent not in (1.0, 2.0, 3.0):
-        return None
-    for _ in range(int(exponent)):
-        result = None if result is None else _times(result, base)
-    return result
-
-
-def _number(value: float) -> Polynomial:
-    return frozenset({((), value)}) if value != 0.0 else frozenset()
-
-
-def _constant(polynomial: Polynomial) -> float | None:
-    """Return the value of a polynomial without x."""
-    if not polynomial:
-        return 0.0
-    ((monomial, coefficient), *rest) = polynomial
-    return coefficient if not monomial and not rest else None
-
-
-def _function(name: str, argument: Polynomial) -> Polynomial:
-    return frozenset({(((name, argument),), 1.0)})
-
-
-def _quotient(left: Polynomial, right: Polynomial) -> Polynomial | None:
-    divisor = _constant(right)
-    if divisor is None:
-        return _times(left, _function("Reciprocal", right))
-    return _times(left, _number(1.0 / divisor)) if divisor else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,34 +141,34 @@ class _Formula:
     rank: int
     operands: Mapping[str, Any]
     producers: Mapping[str, Node]
-    known: dict[str, Polynomial | None] = field(default_factory=dict)
+    known: dict[str, formulas.Polynomial | None] = field(default_factory=dict)
 
-    def of(self, name: str) -> Polynomial | None:
+    def of(self, name: str) -> formulas.Polynomial | None:
         if name not in self.known:
             # No formula of the table takes as many nodes; a file may hold any number.
-            if len(self.known) >= _MOST_NODES:
+            if len(self.known) >= formulas.MOST_NODES:
                 return None
             self.known[name] = None
             self.known[name] = self._found(name)
         return self.known[name]
 
-    def _found(self, name: str) -> Polynomial | None:
+    def _found(self, name: str) -> formulas.Polynomial | None:
         if name == self.base:
-            return _X
+            return formulas.X
         operand = self.operands.get(name)
         if isinstance(operand, np.ndarray):
             return _scalar(operand, self.rank)
         producer = self.producers.get(name)
         return None if producer is None else self.of_node(producer)
 
-    def of_node(self, node: Node) -> Polynomial | None:
+    def of_node(self, node: Node) -> formulas.Polynomial | None:
         if node.op not in ELEMENTWISE or node.op in ("Where", "Greater"):
             return None
         parts = [self.of(name) for name in node.inputs]
         known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or len(parts) != (2 if node.op in _BINARY else 1):
+        if len(known) < len(parts) or len(parts) != (2 if node.op in formulas.BINARY else 1):
             return None
-        return _BINARY[node.op](*known) if len(known) == 2 else _unary(node.op, known[0])
+        return formulas.operation(node.op, known)
 
     def softplus(self, node: Node) -> Activation | None:
         """Return softplus(beta) for x where beta x > threshold, else softplus(beta x) / beta: torch's, written out."""
@@ -287,10 +176,10 @@ class _Formula:
         if len(node.inputs) != 3 or condition is None or condition.op != "Greater" or len(condition.inputs) != 2:
             return None
         scaled, threshold, above, below = (self.of(name) for name in (*condition.inputs, *node.inputs[1:]))
-        if scaled is None or threshold is None or above != _X or below is None or len(scaled) != 1:
+        if scaled is None or threshold is None or above != formulas.X or below is None or len(scaled) != 1:
             return None
         ((monomial, beta),) = scaled
-        limit = _constant(threshold)
+        limit = formulas.constant(threshold)
         if monomial != ("x",) or beta <= 0 or limit is None:
             return None
         ((function, gain), *more) = below or [((), 0.0)]
@@ -306,65 +195,16 @@ class _Formula:
         return act
 
 
-def _scalar(array: Array, rank: int) -> Polynomial | None:
+def _scalar(array: Array, rank: int) -> formulas.Polynomial | None:
     """Return a constant that is one number, and does not add dimensions to what it is combined with."""
     if array.size != 1 or array.ndim > rank or array.dtype.kind not in "fi":
         return None
     value = float(array.reshape(()))
-    return _number(value) if math.isfinite(value) else None
+    return formulas.number(value) if math.isfinite(value) else None
 
 
-def _raised(base: Polynomial, exponent: Polynomial) -> Polynomial | None:
-    number = _constant(exponent)
-    return None if number is None else _power(base, number)
-
-
-def _unary(op: str, argument: Polynomial) -> Polynomial | None:
-    match op:
-        case "Identity":
-            return argument
-        case "Neg":
-            return _times(argument, _number(-1.0))
-        case "Reciprocal":
-            return _quotient(_number(1.0), argument)
-        case _:
-            return _function(op, argument)
-
-
-_BINARY: dict[str, Callable[[Polynomial, Polynomial], Polynomial | None]] = {
-    "Add": _plus,
-    "Sub": lambda left, right: _plus(left, right, -1.0),
-    "Mul": _times,
-    "Div": _quotient,
-    "Pow": _raised,
+ELEMENTWISE = formulas.BINARY | {
+    *("Identity", "Neg", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Softplus", "Abs", "Sqrt", "Exp"),
+    *("Where", "Greater"),
 }
-ELEMENTWISE = frozenset(
-    {*_BINARY, "Identity", "Neg", "Reciprocal", "Erf", "Tanh", "Sigmoid", "Softplus", "Abs", "Sqrt", "Where", "Greater"}
-)
 """Operators that a formula may consist of."""
-
-_X: Polynomial = frozenset({(("x",), 1.0)})
-
-
-def _form(*terms: tuple[float, tuple[Any, ...]]) -> Polynomial:
-    return frozenset((monomial, coefficient) for coefficient, monomial in terms)
-
-
-_INNER = math.sqrt(2 / math.pi)
-_FORMULAS: tuple[tuple[Activation | Callable[[Polynomial], Activation], Polynomial], ...] = (
-    (activations.SILU, _form((1.0, ("x", ("Sigmoid", _X))))),
-    (activations.MISH, _form((1.0, ("x", ("Tanh", _function("Softplus", _X)))))),
-    (_gelu_with, _form((0.5, ("x",)), (0.5, ("x", ("Erf", _form((math.sqrt(0.5), ("x",)))))))),
-    (
-        _gelu_tanh_with,
-        _form(
-            (0.5, ("x",)),
-            (0.5, ("x", ("Tanh", _form((_INNER, ("x",)), (0.044715 * _INNER, ("x", "x", "x")))))),
-        ),
-    ),
-    (activations.SOFTSIGN, _form((1.0, ("x", ("Reciprocal", _form((1.0, ()), (1.0, (("Abs", _X),)))))))),
-    (
-        activations.ISRU,
-        _form((1.0, ("x", ("Reciprocal", _function("Sqrt", _form((1.0, ()), (1.0, ("x", "x")))))))),
-    ),
-)

@@ -19,12 +19,14 @@ from curvcert.network.functions import lower_call
 from curvcert.network.lowering import is_known, lower_exactly
 from curvcert.network.network import Network, tensor_of
 from curvcert.network.recording import (
+    is_in_place_module,
     overwrites_its_input,
     path_of,
     record,
     require_own_memory,
 )
 from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
+from curvcert.network.written_out import Refused, operation_of, recognised
 
 
 def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
@@ -83,7 +85,9 @@ def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
         if node.op == "placeholder":
             values[node] = x
         elif node.op == "output":
-            return _require_value(_resolve(node.args[0], values), f"The output of {type(model).__name__}")
+            found = _resolve(node.args[0], values)
+            _require_expression(found)
+            return _require_value(found, f"The output of {type(model).__name__}")
         else:
             values[node] = _lower_node(model, node, values)
     raise UnsupportedModule(f"{type(model).__name__} returns nothing. Return one tensor.")
@@ -94,6 +98,30 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
         return _attribute(model, str(node.target))
     args = [_resolve(arg, values) for arg in node.args]
     kwargs = {key: _resolve(arg, values) for key, arg in node.kwargs.items()}
+    try:
+        _require_expression((*args, *kwargs.values()))
+        return _applied(model, node, args, kwargs)
+    except UnsupportedModule as error:
+        # A later node may complete the formula that this one is part of; what it overwrites has no later.
+        if operation_of(model, node) is None or _is_in_place(model, node):
+            raise
+        return recognised(model, node, values) or Refused(error)
+
+
+def _is_in_place(model: nn.Module, node: fx.Node) -> bool:
+    return node.op == "call_module" and is_in_place_module(model.get_submodule(str(node.target)))
+
+
+def _require_expression(argument: Any) -> None:
+    """Raise the error of a value that is only part of a formula."""
+    if isinstance(argument, Refused):
+        raise argument.error
+    if isinstance(argument, tuple):
+        for part in argument:
+            _require_expression(part)
+
+
+def _applied(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if node.op != "call_module":
         return lower_call(model, node, args, kwargs)
     path, inputs = path_of(node), (*args, *kwargs.values())

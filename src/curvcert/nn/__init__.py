@@ -1,6 +1,6 @@
 """Layers and architectures; importing this package is enough for `curvcert.trace` to know the layers."""
 
-from curvcert.nn.activations import ISRU, Arctan, CentredSoftplus, Erf, Normalise, Sin
+from curvcert.nn.activations import ISRU, Arctan, CentredSoftplus, Erf, Gaussian, Normalise, Sin
 from curvcert.nn.architectures import (
     ARCHITECTURES,
     INPUT_SHAPES,
@@ -26,6 +26,7 @@ __all__ = [
     "Arctan",
     "CentredSoftplus",
     "Erf",
+    "Gaussian",
     "Normalise",
     "PadChannels",
     "SLLConv2d",

@@ -49,6 +49,18 @@ class Erf(nn.Module):
         return torch.erf(x)
 
 
+class Gaussian(nn.Module):
+    """exp(-x^2).
+
+    >>> Gaussian()(torch.tensor([0.0, 100.0]))
+    tensor([1., 0.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return exp(-x^2), elementwise."""
+        return torch.exp(-x * x)
+
+
 class ISRU(nn.Module):
     """x / sqrt(1 + x^2), without overflow.
 
@@ -96,6 +108,7 @@ class CentredSoftplus(nn.Module):
 add_row(Sin, activations.SIN)
 add_row(Arctan, activations.ARCTAN)
 add_row(Erf, activations.ERF)
+add_row(Gaussian, activations.GAUSSIAN)
 add_row(ISRU, activations.ISRU)
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from torch import nn
 
 from curvcert.errors import InvalidInput, meant
-from curvcert.nn.activations import ISRU, Arctan, CentredSoftplus, Erf, Sin
+from curvcert.nn.activations import ISRU, Arctan, CentredSoftplus, Erf, Gaussian, Sin
 
 ActivationChoice = str | nn.Module | Callable[[], nn.Module]
 """What a layer takes for an activation: a name, a module (copied), or what makes one, such as `nn.Tanh`."""
@@ -30,10 +30,14 @@ ACTIVATION_MODULES: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
         "erf": Erf,
         "softsign": nn.Softsign,
         "isru": ISRU,
+        "gaussian": Gaussian,
+        "tanhshrink": nn.Tanhshrink,
+        "hardswish": nn.Hardswish,
         "relu": nn.ReLU,
         "leaky_relu": nn.LeakyReLU,
         "relu6": nn.ReLU6,
         "hardtanh": nn.Hardtanh,
+        "softshrink": nn.Softshrink,
         "selu": nn.SELU,
     }
 )
