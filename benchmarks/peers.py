@@ -12,6 +12,7 @@ has no rule for an activation, that column stays empty.  The attack is PGD with 
 """
 
 import argparse
+import copy
 import importlib
 import math
 import statistics
@@ -27,7 +28,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.harness import read_record, write_record
+from benchmarks.harness import measured_code, read_record, write_record
 from benchmarks.peer_networks import PEERS, Peer
 from curvcert.attacks import pgd
 from curvcert.certificates import certify
@@ -73,7 +74,7 @@ class Crown:
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         self._lirpa = importlib.import_module("auto_LiRPA")
         self._x = x
-        self._bounded = self._lirpa.BoundedModule(model, torch.zeros_like(x[:1]), device="cpu")
+        self._bounded = self._lirpa.BoundedModule(_with_their_gelu(model), torch.zeros_like(x[:1]), device="cpu")
         eye = torch.eye(int(model(x[:1]).shape[1]), dtype=torch.float64)
         others = torch.stack([torch.cat([torch.arange(k), torch.arange(k + 1, len(eye))]) for k in y.tolist()])
         self._rows = eye[y][:, None] - eye[others]
@@ -97,6 +98,15 @@ class Crown:
         lower, _ = self._bounded.compute_bounds(x=bounded, C=self._rows[part], method="CROWN", bound_upper=False)
         proven: Tensor = (lower > 0).all(dim=1)
         return proven
+
+
+def _with_their_gelu(model: nn.Module) -> nn.Module:
+    """Return a copy with auto_LiRPA's own module for GELU: it has a rule for that, and none for torch's."""
+    gelu, copied = importlib.import_module("auto_LiRPA.operators.gelu").GELU, copy.deepcopy(model)
+    for name, child in copied.named_children():
+        if isinstance(child, nn.GELU):
+            setattr(copied, name, gelu())
+    return copied
 
 
 def crown_of(model: nn.Module, x: Tensor, y: Tensor) -> Crown | str:
@@ -207,7 +217,7 @@ def _recorded() -> dict[str, Any]:
 
 def _record(name: str, norm: str, figures: Mapping[str, Any]) -> None:
     known = _recorded()
-    known[name] = {**known.get(name, {}), norm: figures}
+    known[name] = {**known.get(name, {}), norm: {**figures, "code": measured_code()}}
     config = {"bisections": BISECTIONS, "attack": f"PGD, {ATTACK_STEPS} steps, {ATTACK_RESTARTS} restarts"}
     ordered = {each: known[each] for each in PEERS if each in known}
     write_record(NAME, "python -m benchmarks.peers --auto-lirpa DIR", 0, config, {"networks": ordered})

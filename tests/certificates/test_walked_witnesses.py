@@ -11,6 +11,7 @@ from curvcert.bounds.lipschitz.problem import Problem, outputs_of
 from curvcert.bounds.types import Global
 from curvcert.certificates import Certificate, certify
 from curvcert.certificates.attack_radius import replays, walked_witnesses
+from curvcert.certificates.methods.balls import Centres
 from curvcert.certificates.pointwise import evaluate_points
 from curvcert.data import load_digits
 from curvcert.network import Network, trace
@@ -88,6 +89,23 @@ class TestOrdinaryNetworks:
         assert int(found.sum()) >= SAMPLES // 6
         assert bool(((cert.witness[found] >= 0) & (cert.witness[found] <= 1)).all())
         assert bool(replays(ordinary(), cert.witness[found], cert.label[found]).all())
+
+
+def test_no_step_runs_on_what_a_witness_rules_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, counts = certified(2.0), []
+    relaxed = Centres.relaxed
+
+    def counted(centres: Centres, index: Tensor, radius: Tensor) -> Tensor:
+        counts.append(len(centres.known))
+        return relaxed(centres, index, radius)
+
+    monkeypatch.setattr(Centres, "relaxed", counted)
+    for eps in cert.attack_radius.quantile(torch.tensor([0.1, 0.5], dtype=torch.float64)).tolist():
+        counts.clear()
+        decided = certify(ordinary(), inputs(), epsilons=eps, progress=False)
+        assert 0 < max(counts) <= int((cert.attack_radius > eps).sum()) < SAMPLES
+        alone = certify(ordinary(), inputs(), method="linear", epsilons=eps, progress=False)
+        assert bool(((decided.radius >= eps) | (alone.radius < eps)).all())
 
 
 def test_nothing_is_claimed_that_the_curvature_does_not_prove() -> None:

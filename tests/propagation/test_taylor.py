@@ -21,13 +21,15 @@ F64 = torch.float64
 SAMPLES, ROWS = 3, 3
 
 
-def models(network: Network, p: float, radius: float, seed: int = 0) -> tuple[TaylorModels, Tensor, Tensor]:
+def models(
+    network: Network, p: float, radius: float, seed: int = 0, enough: Tensor | None = None
+) -> tuple[TaylorModels, Tensor, Tensor]:
     """Return models at random points, the points, and the rows of the outputs."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, *network.in_shape, dtype=F64, generator=generator)
     rows = torch.randn(SAMPLES, ROWS, network.outputs, dtype=F64, generator=generator)
     facts, evaluation = NetworkFacts(network, p, NormBounds()), evaluate_with_error(network, x)
-    return TaylorModels(facts, evaluation, rows, torch.full((SAMPLES,), radius, dtype=F64)), x, rows
+    return TaylorModels(facts, evaluation, rows, torch.full((SAMPLES,), radius, dtype=F64), enough), x, rows
 
 
 def largest_found(network: Network, x: Tensor, rows: Tensor, p: float, t: float) -> Tensor:
@@ -63,6 +65,15 @@ class TestGraphs:
         for t in (0.4, 0.7):
             bound = made.rise(torch.full((SAMPLES,), t, dtype=F64))
             assert bool((largest_found(network, x, rows, p, t) <= bound).all())
+
+    def test_only_rows_that_lines_do_not_prove_are_modelled(self, graph: Graph) -> None:
+        network, t = graph.network(1), torch.full((SAMPLES,), 0.4, dtype=F64)
+        whole = models(network, 2.0, 0.4)[0].rise(t)
+        lines = models(network, 2.0, 0.4, enough=torch.full_like(whole, torch.inf))[0].rise(t)
+        assert bool((whole <= lines).all())
+        middle = lines.median(dim=1, keepdim=True).values
+        some = models(network, 2.0, 0.4, enough=middle.expand_as(lines))[0].rise(t)
+        torch.testing.assert_close(some, torch.where(lines >= middle, whole, lines), rtol=1e-12, atol=0)
 
     def test_what_is_left_out_is_the_remainders_exactly(self, graph: Graph) -> None:
         """At random d: dz = J d + d'Md/2 + sum u psi, for every pre-activation."""

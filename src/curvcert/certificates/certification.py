@@ -345,16 +345,19 @@ def _certify_batch(request: Certifier, x: Tensor, y: Tensor | None, box: Box | N
     # Where a network has Lipschitz constants alone its gradients serve nobody, and would take most of the time.
     useful = bool(question.constants.names[1]) or any(step.needs_gradients for step in request.plan)
     points = evaluate_points(question.outputs, x, y, question.deviations, useful)
-    samples = Samples(question, x, points, box if request.inside_box else None)
+    walked = None
+    if not question.alone and question.constants.names[1]:
+        # Quick, and it spares the steps the samples that have a witness within all that is to be decided.
+        anywhere = question.constants.above.T[points.label]
+        walked = walked_witnesses(question.outputs, x, points, anywhere, question.deviations, box)
+    samples = Samples(question, x, points, box if request.inside_box else None, walked and walked[0])
     for step in request.plan:
         step.run(samples)
     K = torch.where(samples.below.isnan(), torch.inf, samples.below)
     attack, witness = attack_witnesses(question.network, x, points, K, question.p, box)
-    if not question.alone and question.constants.names[1]:
-        anywhere = question.constants.above.T[points.label]
-        nearer, shown = walked_witnesses(question.outputs, x, points, anywhere, question.deviations, box)
-        closer = points.correct & (nearer < attack)
-        attack, witness[closer] = torch.where(closer, nearer, attack), shown[closer]
+    if walked is not None:
+        closer = points.correct & (walked[0] < attack)
+        attack, witness[closer] = torch.where(closer, walked[0], attack), walked[1][closer]
     attack = torch.where(inside | ~points.correct, attack, torch.inf)
     certificate = _assembled(request, samples, attack, witness)
     tables = question.constants

@@ -105,8 +105,13 @@ class Coupling:
 class TaylorModels:
     """Quadratic models of a network about each point of a batch, and of rows of its outputs, (batch, rows, outputs)."""
 
-    def __init__(self, facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, radius: Tensor) -> None:
-        """Make the models at a radius, (batch,): they serve up to `REACH` times it."""
+    def __init__(
+        self, facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, radius: Tensor, enough: Tensor | None = None
+    ) -> None:
+        """Make the models at a radius, (batch,): they serve up to `REACH` times it.
+
+        A row that rises by less than `enough`, (batch, rows), by linear relaxation at that radius needs no parabola.
+        """
         self.facts, self.evaluation = facts, evaluation
         self.coordinates = Coordinates.of(facts.network, facts.p)
         self.bends: dict[int, Bend] = {}
@@ -117,22 +122,28 @@ class TaylorModels:
         self.coarse = Relaxed(facts, evaluation, self._ball(self._most), most_rows=0)
         self._made_at, self._pass = radius, _Pass(self, self._ball(radius))
         self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
-        self._output = self._sent(self._last, self._rows)
+        self._linear = self._pass.relaxed.change(self._last, self._rows).rise
+        self._curved = _worst(self._linear, enough)
+        each = torch.arange(len(rows), device=rows.device)[:, None]
+        self._output = self._sent(self._last, self._rows[each, self._curved])
         # Where no activation is on the way to the outputs, linear relaxation is exact.
-        self._parabolas = self._joined() if self._output.sent else None
+        self._parabolas = self._joined() if self._output.sent and self._curved.numel() else None
 
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
         within = torch.minimum(radius, self._most)
-        at = self._pass if torch.equal(within, self._made_at) else _Pass(self, self._ball(within))
-        best = at.relaxed.change(self._last, self._rows).rise
+        at, linear = self._pass, self._linear
+        if not torch.equal(within, self._made_at):
+            at = _Pass(self, self._ball(within))
+            linear = at.relaxed.change(self._last, self._rows).rise
+        best = linear.gather(1, self._curved)
         fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
-        curved = () if self._parabolas is None else self._parabolas.largest(within).split(self._rows.shape[1], dim=1)
+        curved = () if self._parabolas is None else self._parabolas.largest(within).split(best.shape[1], dim=1)
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
             total = reduce(torch.add, parts, parabolas + fixed)
             best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))
-        return torch.where((radius > self._most)[:, None], torch.inf, best)
+        return torch.where((radius > self._most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
 
     def form(self, value: int) -> Form:
         """Return the neurons of a value as parabolas; made when it is first asked for."""
@@ -204,6 +215,13 @@ class TaylorModels:
 
     def _ball(self, radius: Tensor) -> NormBall:
         return NormBall(self.facts.p, radius, torch.Size(self.facts.network.in_shape).numel())
+
+
+def _worst(rise: Tensor, enough: Tensor | None) -> Tensor:
+    """Return the numbers of the rows to model, (batch, any), the same count for all: those that rise the furthest."""
+    excess = rise if enough is None else rise - enough
+    most = rise.shape[1] if enough is None else int((excess >= 0).sum(dim=1).amax())
+    return excess.topk(most, dim=1).indices
 
 
 class _Pass:

@@ -61,14 +61,17 @@ class Samples:
     """A batch, and what is known of it so far.
 
     `L` and `K` are the constants in force for every class beside the label, (batch, classes), K from above and `below`
-    from below; `anchored` says whether both have become those of the samples themselves.  `radii`
+    from below; `anchored` says whether both have become those of the samples themselves.  `witnessed` is how far from
+    each sample another class was found: no radius from there on can be decided.  `radii`
     holds what each way gave every class, inf at the label, NaN
     where it was not run; `names` what proved it, in words, `proven_by` the methods' names.  `box` is what the balls are
     cut with, None for whole balls: what holds in a ball holds in its cut, and a radius beyond the farthest corner is
     infinite.
     """
 
-    def __init__(self, question: Question, x: Tensor, points: Pointwise, box: Box | None = None) -> None:
+    def __init__(
+        self, question: Question, x: Tensor, points: Pointwise, box: Box | None = None, witnessed: Tensor | None = None
+    ) -> None:
         """Start with the constants of the question, and no radius."""
         self.question, self.x, self.points, self.box = question, x, points, box
         away = torch.full_like(points.margin[:, 0], torch.inf) if box is None else box.farthest(x, question.p)
@@ -77,6 +80,7 @@ class Samples:
         tables = question.constants
         self.L, self.K, self.below = (table[points.label] for table in (tables.L, tables.above, tables.above.T))
         self.anchored = False
+        self.witnessed = torch.full_like(away, torch.inf) if witnessed is None else witnessed
         self.radii: dict[str, Tensor] = {}
         self.names: dict[str, str] = {}
         self.proven_by: dict[str, tuple[str, ...]] = {}
@@ -117,7 +121,9 @@ class Samples:
     def open_(self) -> Tensor:
         """The samples whose radius could still be of use, whatever bounds it."""
         best = self.known.amin(dim=1)
-        wanted = best < max(self.question.epsilons) if self.question.epsilons else torch.ones_like(self.points.correct)
+        wanted = torch.ones_like(self.points.correct)
+        if self.question.epsilons:
+            wanted = torch.stack([(best < eps) & (eps < self.witnessed) for eps in self.question.epsilons]).any(dim=0)
         return wanted & self.points.correct & best.isfinite()
 
     @property
@@ -128,7 +134,7 @@ class Samples:
         best, limit = self.known.amin(dim=1), self.limit
         useful = torch.zeros_like(self.points.correct)
         for eps in self.question.epsilons:
-            useful |= (best < eps) & (limit >= eps)
+            useful |= (best < eps) & (limit >= eps) & (eps < self.witnessed)
         return useful & self.points.correct
 
     @property

@@ -65,7 +65,7 @@ class QuadraticRadius(AbstractCertificateMethod):
             raise UnsupportedModule(reason)
         facts = shared_facts(question)
         require_small(question, facts, AUTO_NUMBERS)
-        return [_ByModels(facts)]
+        return [_ByModels(facts, cost=38 if question.epsilons else 80)]
 
 
 def require_smooth(network: Network) -> None:
@@ -85,8 +85,8 @@ def require_smooth(network: Network) -> None:
 @dataclass(frozen=True, eq=False)
 class _ByModels(AbstractStep):
     facts: NetworkFacts
+    cost: int
     way: str = "quadratic"
-    cost: int = 80
     needs_gradients: bool = False
 
     def run(self, samples: Samples) -> None:
@@ -108,7 +108,8 @@ class _ByModels(AbstractStep):
             rise = torch.full_like(centres.margin[index], torch.inf)
             hope = self._hope(centres.part(index), radius).nonzero().flatten()
             if len(hope):
-                rise[hope] = _models(centres.part(index[hope]), radius[hope]).rise(radius[hope])
+                part = centres.part(index[hope])
+                rise[hope] = _models(part, radius[hope], part.margin).rise(radius[hope])
             return rise
 
         return decided_radii(centres, question.epsilons, rises)
@@ -144,5 +145,5 @@ class _ByModels(AbstractStep):
         return covector_numbers(self.facts) + _MATRICES * network.outputs * coordinates(network) ** 2
 
 
-def _models(centres: Centres, radius: Tensor) -> TaylorModels:
-    return TaylorModels(centres.facts, centres.evaluation, centres.rows, radius)
+def _models(centres: Centres, radius: Tensor, enough: Tensor | None = None) -> TaylorModels:
+    return TaylorModels(centres.facts, centres.evaluation, centres.rows, radius, enough)
