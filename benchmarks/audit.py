@@ -199,11 +199,16 @@ def main() -> None:
     if not options.quick:
         asked = f"--networks {networks} --checks {options.checks} --seed {options.seed}"
         command = f"python -m benchmarks.audit {asked} {'--graphs' if options.graphs else f'--radii {radii}'}"
-        efforts = {"random": asdict(Effort()), "radii": asdict(RADII)}
-        config = {"networks": networks, "checks": options.checks, "radii": radii, "efforts": efforts, "threads": 1}
+        config = configuration(networks, options.checks, radii)
         name = "audit_graphs" if options.graphs else "audit"
         console.print(f"recorded in {write_record(name, command, options.seed, config, figures)}")
     raise SystemExit(1 if figures["violations"] else 0)
+
+
+def configuration(networks: int, checks: int, radii: int) -> dict[str, Any]:
+    """Return what was asked for, as a record holds it."""
+    efforts = {name: {**asdict(one), "parts": [*one.parts]} for name, one in (("random", Effort()), ("radii", RADII))}
+    return {"networks": networks, "checks": checks, "radii": radii, "efforts": efforts, "threads": 1}
 
 
 def _summary(counts: Counts) -> Counts:

@@ -67,6 +67,13 @@ def test_the_readme_quotes_the_audit_which_found_nothing() -> None:
     assert f"{audit['networks']:,} random networks" in README
 
 
+def test_the_page_quotes_the_audit_of_graphs_which_found_nothing() -> None:
+    audit, page = Record.read(ROOT / "results/audit_graphs.json").figures, (ROOT / "docs/audit.md").read_text()
+    assert audit["violations"] == 0
+    assert f"{audit['checks']:,} checks on {audit['networks']} networks of eleven families" in page
+    assert len(audit["families"]) == 11
+
+
 def test_the_readme_shows_the_short_table_of_results() -> None:
     record = read_record("table1")
     assert record is not None

@@ -1,5 +1,6 @@
 """What is not recognised is refused, with the path, the type and the remedy; what changes is found out."""
 
+import inspect
 import random
 from collections.abc import Callable
 
@@ -29,11 +30,15 @@ def refuse(model: nn.Module, shape: tuple[int, ...], error: type[CurvcertError],
 
 # Modules without a rule, with the words that the message must hold.
 UNKNOWN: dict[str, tuple[nn.Module, tuple[int, ...], tuple[str, ...]]] = {
-    "LayerNorm": (nn.LayerNorm(4), VECTOR, ("LayerNorm", "lower.register")),
-    "Softmax": (nn.Softmax(1), VECTOR, ("Softmax", "lower.register")),
-    "LSTM": (nn.LSTM(4, 3), (5, 4), ("LSTM", "lower.register")),
-    "ConvTranspose3d": (nn.ConvTranspose3d(2, 1, 3), (2, 6, 6, 6), ("ConvTranspose3d",)),
-    "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("Threshold", "register_activation")),
+    "LayerNorm": (nn.LayerNorm(4), VECTOR, ("LayerNorm", "Use BatchNorm")),
+    "Softmax": (nn.Softmax(1), VECTOR, ("Softmax", "Certify the logits")),
+    "LSTM": (nn.LSTM(4, 3), (5, 4), ("LSTM", "Conv1d")),
+    "ConvTranspose3d": (
+        nn.ConvTranspose3d(2, 1, 3),
+        (2, 6, 6, 6),
+        ("ConvTranspose3d", "lower.register", "register_activation"),
+    ),
+    "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("Threshold", "jumps")),
     "Conv3d": (nn.Conv3d(2, 1, 3), (2, 4, 4, 4), ("Conv3d",)),
     "MaxPool3d": (nn.MaxPool3d(2), (2, 4, 4, 4), ("MaxPool3d",)),
     "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d(1), IMAGE, ("AdaptiveMaxPool2d",)),
@@ -326,6 +331,44 @@ def test_graphs_that_are_no_block(name: str) -> None:
     with pytest.raises((UnsupportedModule, InvalidInput)) as caught:
         curvcert.trace(model.eval(), torch.randn(2, 4))
     assert says in str(caught.value)
+
+
+REMEDIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "last softmax": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),
+        "1: Softmax is not supported. Certify the log",
+    ),
+    "log_softmax": (lambda: Function(lambda m, x: F.log_softmax(x, 1)), "log_softmax is unknown to curvcert. Certify"),
+    "layer norm": (lambda: nn.LayerNorm(4), "Use BatchNorm"),
+    "group norm": (lambda: nn.GroupNorm(2, 4), "Use BatchNorm"),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), "no constant on the whole space"),
+    "lstm": (lambda: nn.LSTM(4, 3), "Conv1d"),
+    "unknown": (lambda: Function(lambda m, x: torch.fft.fft(x)), "fft_fft is unknown to curvcert"),
+    "arguments": (lambda: Function(lambda m, x: torch.cumsum(x, 1, dtype=torch.float64)), "with these arguments"),
+    "jump": (lambda: Function(lambda m, x: x.sign()), "no Lipschitz constant"),
+    "order": (lambda: Function(lambda m, x: x.max(dim=1)[0]), "MaxPool1d"),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_what_is_not_covered_has_its_own_remedy(name: str) -> None:
+    make, says = REMEDIES[name]
+    refuse(make(), VECTOR, UnsupportedModule, says)
+
+
+def test_a_call_is_named_with_the_line_that_it_stands_in() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: torch.relu(x) * torch.erf(x).floor()))
+    line = inspect.currentframe().f_lineno - 1
+    refuse(model, VECTOR, UnsupportedModule, "floor", f"(test_refusals.py, line {line})")
+    refuse(Function(lambda m, x: 1 + x[:, 7]), VECTOR, InvalidInput, f"(test_refusals.py, line {line + 3})")
+
+
+def test_a_missing_batch_dimension_is_seen() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(24, 3)).eval()
+    with pytest.raises(InvalidInput, match="is the batch dimension missing"):
+        curvcert.trace(model, torch.zeros(4, 6))
+    with pytest.raises(InvalidInput, match=r"expects 24 features, got shape \(7,\)\.$"):
+        curvcert.trace(model, torch.zeros(4, 7))
 
 
 def test_a_call_inside_a_submodule_is_named_with_its_path() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from curvcert.errors import InvalidInput
 from curvcert.reporting import render, report, report_data, write_report
+from curvcert.reporting.data import Required
 from curvcert.reporting.digits import ceil_to, floor_to, percent_ceil, percent_floor
 from curvcert.reporting.page import CAP
 from tests.reporting.cases import HOSTILE, Case, made_up
@@ -48,9 +49,8 @@ def payload(page: str) -> dict[str, object]:
 def test_hostile_strings_stay_text(case: Case) -> None:
     evil = HOSTILE[0]
     cert = replace(case.certificate, notes=(evil,), assumes=(evil,), method=(evil,) * len(case.certificate))
-    page = render(
-        report_data(cert, case.network, case.x, class_names=HOSTILE, title=evil, command=evil, seeds={evil: 1})
-    )
+    shown = {"title": evil, "command": evil, "seeds": {evil: 1}, "required": [Required(evil, True)], "check": evil}
+    page = render(report_data(cert, case.network, case.x, class_names=HOSTILE, **shown))
     tags = Tags(page)
     assert [tag for tag, _ in tags.found].count("script") == 2
     assert all(not name.startswith("on") for _, attrs in tags.found for name in attrs)
@@ -58,6 +58,20 @@ def test_hostile_strings_stay_text(case: Case) -> None:
     assert "<img src=x" not in page
     assert "{{ 7 * 7 }}" in page and "49 &amp;" not in page
     assert payload(page)["classes"] == list(HOSTILE)
+
+
+def test_the_conclusion_comes_first(case: Case) -> None:
+    required = [Required("Required 0.1@0.01: met.", True), Required("Required 1@9: MISSED.", False)]
+    facts = report_data(case.certificate, epsilons=[0.01, 9.0], required=required, check="curvcert check a b digits")
+    page = render(facts)
+    proven = percent_floor(facts.at_epsilons.certified.counts[0], 40)
+    found = page.index(f"At least {proven} of 40 samples keep the right class at every point within 0.01 in l2.")
+    assert found < page.index('<p class="verdict is-met">Required 0.1@0.01: met.</p>')
+    assert found < page.index('<p class="verdict is-missed">Required 1@9: MISSED.</p>')
+    assert found < page.index("<pre>curvcert check a b digits</pre>") < page.index('<dl class="headline">')
+    assert json.loads(facts.to_json())["required"][1] == {"verdict": "Required 1@9: MISSED.", "met": False}
+    plain = render(report_data(case.certificate))
+    assert "proven again" not in plain and 'class="verdict' not in plain
 
 
 def test_nothing_is_loaded_from_elsewhere(case: Case) -> None:

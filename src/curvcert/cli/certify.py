@@ -35,6 +35,7 @@ from curvcert.network import Network
 from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
 from curvcert.reporting.collecting import report_data, shown_epsilons
+from curvcert.reporting.data import Required
 from curvcert.reporting.digits import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.distributed import place_from, require_device
@@ -206,6 +207,8 @@ def certify_command(
                     epsilons=epsilons,
                     searches=() if attack is None else (attack,),
                     seeds={"pgd": seed} if search else None,
+                    required=[Required(one.verdict(certificate), one.is_met(certificate)) for one in required],
+                    check=_check_command(files, data, split, data_folder),
                 )
                 page = {"report": write_report(facts, out / "report.html")}
             except KeyboardInterrupt:
@@ -306,6 +309,13 @@ def as_text(cell: str) -> str:
     except ValueError:
         return f"'{cell}"
     return cell
+
+
+def _check_command(files: Mapping[str, Path], data: str, split: str, folder: Path | None) -> str:
+    """Return the command that proves the certificate again."""
+    words = ["curvcert", "check", str(files["certificate"]), str(files["network"]), data]
+    words += [] if split == "test" else ["--split", split]
+    return shlex.join([*words, *(() if folder is None else ("--data-folder", str(folder)))])
 
 
 def _listed(files: Mapping[str, Path]) -> list[str]:

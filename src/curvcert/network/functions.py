@@ -18,6 +18,7 @@ from curvcert.network.linear_calls import LINEAR
 from curvcert.network.lowering import lower_exactly
 from curvcert.network.movement_calls import MOVES, Batch
 from curvcert.network.recording import is_in_place_call, is_in_place_module, path_of, require_own_memory
+from curvcert.network.remedies import remedy
 
 # A functional layer is the module of the same arguments.
 _FUNCTIONAL: dict[Any, Callable[..., nn.Module]] = {
@@ -93,6 +94,10 @@ _PURE = {
 
 _PARTS_OF_CONSTANTS = {"T", "mT", "data"}
 
+_GENERAL_REMEDY = (
+    "Use what the page 'Networks' of the documentation lists, or put it into a module of your own with a rule "
+    "(curvcert.network.lower.register)."
+)
 _SHAPE = "Write the model as blocks Hx + G phi(Wx + b) + c."
 
 
@@ -194,16 +199,17 @@ def _size(node: fx.Node, value: Value, rest: list[Any], kwargs: dict[str, Any]) 
 
 def _unsupported(node: fx.Node) -> UnsupportedModule:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return UnsupportedModule(
-        f"{path_of(node)}{_owner(node)}: {name} with these arguments is not supported. Use the modules and "
-        "functions that curvcert.trace lists, or register a rule for a module of your own with "
-        "curvcert.network.lower.register."
-    )
+    what = "with these arguments is not supported" if node.target in _KNOWN else "is unknown to curvcert"
+    return UnsupportedModule(f"{path_of(node)}{_owner(node)}: {name} {what}. {remedy(name) or _GENERAL_REMEDY}")
 
 
 def _owner(node: fx.Node) -> str:
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return f" (in a {stack[-1][1].__name__})" if stack else ""
+
+
+_KNOWN = {*MOVES, *LINEAR, *_FUNCTIONAL, *_COMPOSED, *_PLAIN, *_UNBOUNDED, *_CLAMPS, *_NEGATE, *_OF_SHAPES, *_PURE}
+_KNOWN |= {*_ADD, *_SUBTRACT, *_MULTIPLY, *_DIVIDE, F.dropout, F.dropout2d, "size", getattr}
 
 
 def _holds_value(argument: Any) -> bool:

@@ -10,6 +10,7 @@ from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModu
 from curvcert.network import elementwise, windows
 from curvcert.network.builder import Value
 from curvcert.network.movement import blocks_to_space, flatten, mix_groups, pad_last, space_to_blocks, unflatten
+from curvcert.network.remedies import remedy
 from curvcert.network.windows import linear
 
 LARGEST_DEVIATION = 1e-6
@@ -38,10 +39,10 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
             f"{path}: {type(module).__name__} has a parametrisation. Make its weights plain with "
             "torch.nn.utils.parametrize.remove_parametrizations(module, name, leave_parametrized=True)."
         )
-    raise UnsupportedModule(
-        f"{path}: {type(module).__name__} is not supported. Replace it by supported layers, or register a rule "
-        "with curvcert.network.lower.register (an activation: curvcert.activations.register_activation)."
-    )
+    general = "Replace it by supported layers, or register a rule with curvcert.network.lower.register (an activation: "
+    general += "curvcert.activations.register_activation)."
+    name = type(module).__name__
+    raise UnsupportedModule(f"{path}: {name} is not supported. {remedy(name) or general}")
 
 
 def lower_exactly(module: nn.Module, value: Value, path: str) -> Value:

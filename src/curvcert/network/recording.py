@@ -1,7 +1,9 @@
 """The forward pass of a module as a graph (torch.fx), and what a graph cannot say about memory."""
 
 import operator
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import fx, nn
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
 from curvcert.network.lowering import is_known
 
+_WRITTEN_AT = "written_at"
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul, torch.div}
 _FRESH = _ARITHMETIC | {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.flip, "flip"}
@@ -48,8 +52,30 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._known = known
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record a node, and where in the user's code it comes from."""
+        node = super().create_node(*args, **kwargs)
+        node.meta[_WRITTEN_AT] = _users_line()
+        return node
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m in self._known or super().is_leaf_module(m, module_qualified_name)
+
+
+def _users_line() -> str:
+    """Return the file and line that is being recorded, such as "model.py, line 12"; empty if it is in no file."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not record.__code__:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USERS):
+            return f"{Path(file).name}, line {frame.f_lineno}" if Path(file).is_file() else ""
+        frame = frame.f_back
+    return ""
+
+
+def written_at(node: fx.Node) -> str:
+    """Return where in the user's code a call stands; empty where that is not known."""
+    return str(node.meta.get(_WRITTEN_AT, ""))
 
 
 def record(model: nn.Module) -> fx.Graph:

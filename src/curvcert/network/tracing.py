@@ -5,14 +5,15 @@ forward of their own, functional activations and residual sums all arrive as one
 either lowered by a rule or refused by name; the result is then compared with the module itself.
 """
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from curvcert.errors import UnsupportedModule
+from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, start
 from curvcert.network.building import built
 from curvcert.network.functions import lower_call
@@ -24,8 +25,15 @@ from curvcert.network.recording import (
     path_of,
     record,
     require_own_memory,
+    written_at,
 )
-from curvcert.network.verification import float64_copy, random_state_kept, require_equal_forward, require_traceable
+from curvcert.network.verification import (
+    float64_copy,
+    lacks_a_batch,
+    random_state_kept,
+    require_equal_forward,
+    require_traceable,
+)
 from curvcert.network.written_out import Refused, operation_of, recognised
 
 
@@ -61,7 +69,15 @@ def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
             example = example.to(next(_weights(model), example))
         require_traceable(model, example)
         twin = float64_copy(model)
-        output = lowered(twin, start(tuple(example.shape[1:]), example.device))
+        try:
+            output = lowered(twin, start(tuple(example.shape[1:]), example.device))
+        except InvalidInput as error:
+            if lacks_a_batch(twin, example):
+                raise InvalidInput(
+                    f"{error} The module itself fails on the example of shape {tuple(example.shape)}, and takes a "
+                    "batch of it: is the batch dimension missing? Then pass x[None]."
+                ) from error
+            raise
         network = built(output, source_dtype=_dtype_of(model))
         require_equal_forward(twin, network, example)
     return network
@@ -78,7 +94,9 @@ def _weights(model: nn.Module) -> Iterator[Tensor]:
 
 def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
     """Return model(x), by the rules of its parts; `graph` is its forward pass, if it is known."""
-    if is_known(model):
+    # A layer of torch's own is not recorded: what it is called says more than what it calls.
+    own = type(model).__module__.startswith("torch.nn.") and not isinstance(model, nn.Sequential)
+    if own or is_known(model):
         return lower_exactly(model, x, type(model).__name__)
     values: dict[fx.Node, Any] = {}
     for node in (graph or record(model)).nodes:
@@ -101,11 +119,23 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
     try:
         _require_expression((*args, *kwargs.values()))
         return _applied(model, node, args, kwargs)
-    except UnsupportedModule as error:
-        # A later node may complete the formula that this one is part of; what it overwrites has no later.
-        if operation_of(model, node) is None or _is_in_place(model, node):
-            raise
-        return recognised(model, node, values) or Refused(error)
+    except (UnsupportedModule, InvalidInput) as error:
+        placed = _placed(error, node)
+        # A later node may complete the formula that this one is part of; what overwrites its input has no later.
+        if isinstance(placed, InvalidInput) or operation_of(model, node) is None or _is_in_place(model, node):
+            raise placed from error.__cause__
+        return recognised(model, node, values) or Refused(placed)
+
+
+_Error = TypeVar("_Error", bound=UnsupportedModule | InvalidInput)
+
+
+def _placed(error: _Error, node: fx.Node) -> _Error:
+    """Return the error with the line of the user's code that a function or method is called in, if it is known."""
+    place = written_at(node)
+    if node.op == "call_module" or not place or re.search(r", line \d+\)$", str(error)):
+        return error
+    return type(error)(f"{error} ({place})")
 
 
 def _is_in_place(model: nn.Module, node: fx.Node) -> bool:

@@ -47,6 +47,20 @@ def require_recordable(model: nn.Module, example_input: Tensor) -> None:
         _require_plain(module, path or type(model).__name__)
 
 
+def lacks_a_batch(twin: nn.Module, example_input: Tensor) -> bool:
+    """Whether the module fails on the example, but not on a batch of it."""
+    x = example_input.detach().to(torch.float64)
+    return _fails(twin, x) and not _fails(twin, x[None])
+
+
+def _fails(module: nn.Module, x: Tensor) -> bool:
+    try:
+        module(x.clone())
+    except Exception:  # whatever the user's forward pass raises
+        return True
+    return False
+
+
 def _require_batch(example_input: Tensor) -> None:
     if not isinstance(example_input, Tensor):
         raise InvalidInput(

@@ -20,6 +20,7 @@ from curvcert.reporting.data import (
     Histogram,
     Provenance,
     ReportData,
+    Required,
     Samples,
 )
 from curvcert.reporting.digests import digests_of
@@ -53,8 +54,12 @@ def report_data(
     epsilons: Sequence[float] | None = None,
     searches: Sequence[Attack] = (),
     seeds: Mapping[str, int] | None = None,
+    required: Sequence[Required] = (),
+    check: str | None = None,
 ) -> ReportData:
     """Compute everything that a report of a certificate shows; the arguments are those of `report`.
+
+    `required` is what was to be proven, and `check` the command that proves the certificate's file again.
 
     >>> from torch import nn
     >>> from curvcert.certificates import certify
@@ -89,6 +94,8 @@ def report_data(
         notes=certificate.notes,
         box=None if certificate.box is None else str(certificate.box),
         inside_box=certificate.inside_box,
+        required=tuple(required),
+        check=check,
     )
 
 

@@ -170,6 +170,14 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Required:
+    """What was to be proven, and whether it is: a sentence, and its sense."""
+
+    verdict: str
+    met: bool
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything that a report shows.  Counts are whole numbers of samples; radii are exact float64 values."""
 
@@ -190,6 +198,8 @@ class ReportData:
     notes: tuple[str, ...] = field(default=())
     box: str | None = None
     inside_box: bool = False
+    required: tuple[Required, ...] = ()
+    check: str | None = None
 
     @property
     def norm(self) -> str:

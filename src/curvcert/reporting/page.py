@@ -33,6 +33,7 @@ MOST_ROWS = 20_000
 MOST_CLASSES = 200
 MOST_TEXT = 4_000
 MOST_NAME = 80
+MOST_CONCLUSIONS = 4
 
 FILES = ("report.html", "report.css", "report.js")
 
@@ -128,6 +129,7 @@ def _context(data: ReportData, rows: int) -> dict[str, Any]:
         "found": lambda value: _fixed(ceil_to(value, decimals), decimals),
         "class_name": lambda label: "unknown" if label is None else _clip(data.classes[label], MOST_NAME),
         "headline": _headline(data, decimals),
+        "conclusions": _conclusions(data),
         "charts": [accuracy_chart(curves, total) for curves in data.ranges],
         "histograms": [bar_chart(histogram) for histogram in data.histograms],
         "per_class": data.per_class[:MOST_CLASSES],
@@ -167,6 +169,17 @@ def _headline(data: ReportData, decimals: int) -> list[tuple[str, str, str]]:
         (f"Certified at {eps}", percent_floor(low, total), f"{low:,} of {total:,}, proven"),
         (f"Not known at {eps}", percent_ceil(high - low, total), f"{high - low:,} neither proven nor broken"),
         ("Broken points", f"{witnesses:,}", f"witnesses; a search broke {searched:,}" if searched else "witnesses"),
+    ]
+
+
+def _conclusions(data: ReportData) -> list[str]:
+    """Say what is proven at the perturbations that were asked for, the first of them."""
+    total, counts = len(data.samples), data.at_epsilons.certified.counts
+    where = f"in {data.norm}" + (f", inside the box {data.box}" if data.inside_box else "")
+    return [
+        f"At least {percent_floor(count, total)} of {total:,} samples keep the right class at every point within "
+        f"{eps:.6g} {where}."
+        for eps, count in zip(data.epsilons[:MOST_CONCLUSIONS], counts, strict=False)
     ]
 
 
