@@ -41,13 +41,17 @@ FARTHEST = {"l2": 8.0, "linf": 1.0, "l1": 32.0}
 
 ATTACK_STEPS, ATTACK_RESTARTS = 60, 3
 
+ALPHA_STEPS, ALPHA_RATES, ALPHA_BISECTIONS = 20, (0.1, 0.5), 6
+ALPHA_MOST = 1.5
+"""How far beyond CROWN's radius that of alpha-CROWN is looked for."""
+
 Holds = Callable[[Tensor], Tensor]
 
 
-def bisected(holds: Holds, high: Tensor) -> Tensor:
-    """Return the largest radii, up to `high`, that hold, each sample's own."""
-    low = torch.zeros_like(high)
-    for _ in range(BISECTIONS):
+def bisected(holds: Holds, high: Tensor, low: Tensor | None = None, times: int = BISECTIONS) -> Tensor:
+    """Return the largest radii, up to `high`, that hold, each sample's own; those of `low` are known to."""
+    low = torch.zeros_like(high) if low is None else low
+    for _ in range(times):
         middle = (low + high) / 2
         good = holds(middle)
         low, high = torch.where(good, middle, low), torch.where(good, high, middle)
@@ -75,6 +79,7 @@ class Crown:
         self._lirpa = importlib.import_module("auto_LiRPA")
         self._x = x
         self._bounded = self._lirpa.BoundedModule(_with_their_gelu(model), torch.zeros_like(x[:1]), device="cpu")
+        self._rate: float | None = None
         eye = torch.eye(int(model(x[:1]).shape[1]), dtype=torch.float64)
         others = torch.stack([torch.cat([torch.arange(k), torch.arange(k + 1, len(eye))]) for k in y.tolist()])
         self._rows = eye[y][:, None] - eye[others]
@@ -87,6 +92,17 @@ class Crown:
             return torch.cat([self._proven(p, slice(k, k + 1), radius[k]) for k in range(len(radius))])
         return self._proven(p, slice(None), radius[:, None])
 
+    def holds_optimised(self, p: float, radius: Tensor) -> Tensor:
+        """Whether they do with slopes that are optimised, at one rate or another."""
+        proven = torch.zeros(len(radius), dtype=torch.bool)
+        for rate in ALPHA_RATES:
+            options = {"iteration": ALPHA_STEPS, "lr_alpha": rate, "early_stop_patience": ALPHA_STEPS}
+            self._bounded.set_bound_opts({"optimize_bound_args": options})
+            self._rate = rate
+            proven |= self.holds(p, radius)
+        self._rate = None
+        return proven
+
     def _proven(self, p: float, part: slice, radius: Tensor) -> Tensor:
         x = self._x[part]
         if math.isinf(p):
@@ -95,7 +111,9 @@ class Crown:
         else:
             ball = self._lirpa.PerturbationLpNorm(norm=p, eps=radius)
         bounded = (self._lirpa.BoundedTensor(x, ball),)
-        lower, _ = self._bounded.compute_bounds(x=bounded, C=self._rows[part], method="CROWN", bound_upper=False)
+        method = "CROWN" if self._rate is None else "CROWN-Optimized"
+        with torch.set_grad_enabled(self._rate is not None):
+            lower, _ = self._bounded.compute_bounds(x=bounded, C=self._rows[part], method=method, bound_upper=False)
         proven: Tensor = (lower > 0).all(dim=1)
         return proven
 
@@ -128,9 +146,9 @@ def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def compared(
-    peer: Peer, samples: int, folder: Path, norms: Mapping[str, float], console: Console
+    peer: Peer, samples: int, folder: Path, norms: Mapping[str, float], console: Console, alpha: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the figures of one network, one norm after the other."""
+    """Yield the figures of one network, one norm after the other; with `alpha`, those of alpha-CROWN alone."""
     module = peer.model(folder)
     images, labels = peer.images()
     net = trace(module, images[:1].float())
@@ -140,7 +158,8 @@ def compared(
     torch.set_default_dtype(torch.float64)  # auto_LiRPA makes constants of the default type
     crown = crown_of(module.double(), x, y)
     for name, p in norms.items():
-        figures = _in_one_norm(net, crown, x, y, p, attacked(net, x, y, p, FARTHEST[name]))
+        attack = attacked(net, x, y, p, FARTHEST[name])
+        figures = _optimised(crown, p, attack) if alpha else _in_one_norm(net, crown, x, y, p, attack)
         console.print(f"    {name}: {figures}", highlight=False, markup=False)
         yield name, figures
     torch.set_default_dtype(torch.float32)
@@ -180,6 +199,16 @@ def _in_one_norm(net: Network, crown: Crown | str, x: Tensor, y: Tensor, p: floa
     }
 
 
+def _optimised(crown: Crown | str, p: float, attack: Tensor) -> dict[str, Any]:
+    if isinstance(crown, str):
+        return {}
+    with torch.no_grad():
+        low = bisected(lambda r: crown.holds(p, r), attack.clone())
+    high = torch.minimum(ALPHA_MOST * low, attack)
+    radii, seconds = timed(lambda: bisected(lambda r: crown.holds_optimised(p, r), high, low, ALPHA_BISECTIONS))
+    return {"alpha-CROWN": _median(radii), "alpha-CROWN_s": seconds}
+
+
 def _median(values: Tensor) -> float:
     return float(f"{statistics.median(values.tolist()):.6g}")
 
@@ -193,6 +222,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/peers"), help="where trained networks are kept")
     parser.add_argument("--auto-lirpa", type=Path, help="a folder that auto_LiRPA is installed in")
     parser.add_argument("--missing", action="store_true", help="only what the record does not hold")
+    parser.add_argument("--alpha", action="store_true", help="add alpha-CROWN to what the record holds")
     parser.add_argument("--dry", action="store_true", help="record nothing")
     options = parser.parse_args()
     if options.auto_lirpa is not None:
@@ -201,13 +231,14 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(soft_wrap=True)
     for name in options.networks:
-        held = _recorded().get(name, {}) if options.missing else {}
-        norms = {norm: NORMS[norm] for norm in options.norms if norm not in held}
-        if norms:
-            console.print(name)
-        for norm, figures in compared(PEERS[name], options.samples, options.models, norms, console) if norms else ():
+        held = {norm for norm, each in _recorded().get(name, {}).items() if not options.alpha or "alpha-CROWN" in each}
+        norms = {norm: NORMS[norm] for norm in options.norms if not (options.missing and norm in held)}
+        if not norms:
+            continue
+        console.print(name)
+        for norm, figures in compared(PEERS[name], options.samples, options.models, norms, console, options.alpha):
             if not options.dry:
-                _record(name, norm, figures)
+                _record(name, norm, figures, options.alpha)
 
 
 def _recorded() -> dict[str, Any]:
@@ -215,10 +246,16 @@ def _recorded() -> dict[str, Any]:
     return {} if before is None else dict(before.figures["networks"])
 
 
-def _record(name: str, norm: str, figures: Mapping[str, Any]) -> None:
+def _record(name: str, norm: str, figures: Mapping[str, Any], added: bool) -> None:
     known = _recorded()
-    known[name] = {**known.get(name, {}), norm: {**figures, "code": measured_code()}}
-    config = {"bisections": BISECTIONS, "attack": f"PGD, {ATTACK_STEPS} steps, {ATTACK_RESTARTS} restarts"}
+    before = known.get(name, {})
+    one = {**before[norm], **figures} if added else {**figures, "code": measured_code()}
+    known[name] = {**before, norm: one}
+    config = {
+        "bisections": BISECTIONS,
+        "attack": f"PGD, {ATTACK_STEPS} steps, {ATTACK_RESTARTS} restarts",
+        "alpha-CROWN": f"{ALPHA_STEPS} steps, the better of rates {ALPHA_RATES}, {ALPHA_BISECTIONS} bisections",
+    }
     ordered = {each: known[each] for each in PEERS if each in known}
     write_record(NAME, "python -m benchmarks.peers --auto-lirpa DIR", 0, config, {"networks": ordered})
 

@@ -57,6 +57,18 @@ def linear_table() -> str:
     return _by_norm(cell)
 
 
+def alpha_table() -> str:
+    """Return the median radii over those of alpha-CROWN, where it was run."""
+    networks = figures_of(NAME)["networks"]
+    lines = []
+    for name, by_norm in networks.items():
+        cells = {norm: each for norm, each in by_norm.items() if "alpha-CROWN" in each}
+        if cells:
+            ratios = {norm: f"{each['ours'] / each['alpha-CROWN']:.2f}" for norm, each in cells.items()}
+            lines.append([name, *(ratios.get(norm, "") for norm in NORMS)])
+    return table(("network", *NORMS), lines)
+
+
 def summary() -> str:
     """Return wins and losses in a few sentences."""
     cells = [(name, norm, each) for name, norm, each in _cells() if "CROWN" in each]
@@ -93,7 +105,9 @@ def _by_norm(cell: Callable[[Figures], str]) -> str:
 
 def compare_page() -> str:
     """Return the page on other tools with its radii written anew."""
-    return with_parts(COMPARE, {"radii": radii_table, "radii in words": summary, "radii in time": time_table})
+    return with_parts(
+        COMPARE, {"radii": radii_table, "radii in words": summary, "alpha": alpha_table, "radii in time": time_table}
+    )
 
 
 def relaxations_page() -> str:

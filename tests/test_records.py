@@ -136,6 +136,18 @@ def test_the_page_on_training_quotes_the_settings(optimiser: str, rate: float, s
     assert f"| {optimiser} | {rate} | {' | '.join(found)} |" in page
 
 
+def test_the_page_on_certificates_quotes_the_witnesses() -> None:
+    page = (ROOT / "docs/certificates.md").read_text(encoding="utf-8")
+    found = Record.read(ROOT / "results/certificate_pictures.json").figures
+    at = found["radii"].index(0.3)
+    assert (
+        found["witnesses"] == round(found["correct"] * found["digits"]) and f"All {found['witnesses']} digits" in page
+    )
+    assert (
+        found["attacked"][at] == found["searched"][at] and f"an accuracy of {100 * found['attacked'][at]:.1f}%" in page
+    )
+
+
 def test_the_settings_of_the_record_are_those_of_the_benchmark() -> None:
     runs = Record.read(ROOT / "results/settings.json").figures["runs"]
     assert {run["setting"]: run["changes"] for run in runs} == SETTINGS

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, concat
@@ -115,14 +114,21 @@ def item(value: Value, dim: int, index: int, path: str) -> Value:
     return kept(found, (*value.shape[:axis], *value.shape[axis + 1 :]), path)
 
 
-def pad(value: Value, sides: Mapping[int, tuple[int, int]], path: str) -> Value:
-    """Return the value with zeros before and behind it along some dimensions; negative numbers cut off."""
+def pad(value: Value, sides: Mapping[int, tuple[int, int]], path: str, number: float = 0.0) -> Value:
+    """Return the value with a number before and behind it along some dimensions; negative sizes cut off."""
     for dim, (before, after) in sides.items():
         size = value.shape[axis_of(value, dim, path)] if before or after else 0
         if before < 0 or after < 0:
             value = cut(value, dim, slice(max(0, -before), size - max(0, -after)), path)
     grown = {dim: (max(0, before), max(0, after)) for dim, (before, after) in sides.items()}
-    return value.padded({axis_of(value, dim, path): side for dim, side in grown.items() if any(side)}, path)
+    around = {axis_of(value, dim, path): side for dim, side in grown.items() if any(side)}
+    padded = value.padded(around, path)
+    if not number or not around:
+        return padded
+    inside = torch.zeros(padded.shape, dtype=torch.float64)
+    starts = [around.get(axis, (0, 0))[0] for axis in range(len(value.shape))]
+    inside[tuple(slice(first, first + n) for first, n in zip(starts, value.shape, strict=True))] = 1.0
+    return padded.shift(number * (1 - inside), name=path)
 
 
 def bordered(value: Value, sides: Mapping[int, tuple[int, int]], mode: str, path: str) -> Value:
@@ -235,11 +241,7 @@ def pad_last(value: Value, sides: Sequence[int], path: str, mode: str = "constan
     pairs = {-1 - k: side for k, side in enumerate(zip(sides[::2], sides[1::2], strict=True))}
     if mode != "constant":
         return bordered(value, pairs, mode, path)
-    padded = pad(value, pairs, path)
-    if not number:
-        return padded
-    inside = F.pad(torch.ones(value.shape, dtype=torch.float64), list(sides))
-    return padded.shift(number * (1 - inside), name=path)
+    return pad(value, pairs, path, number)
 
 
 def split(value: Value, sizes: Sequence[int], dim: int, path: str) -> tuple[Value, ...]:

@@ -4,7 +4,7 @@ What is spread over several nodes is brought into the normal form of `formulas.p
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,16 +52,8 @@ def _swish(node: Node, args: list[Any]) -> Activation:
     return activations.SILU
 
 
-def _clip(node: Node, args: list[Any]) -> Activation:
-    lower, upper = (_limit(node, args, k, name) for k, name in ((1, "min"), (2, "max")))
-    if lower == 0.0 and upper is None:
-        return activations.RELU
-    if lower is None or upper is None:
-        raise node.unsupported("a clip on one side, other than max(x, 0),", "Give both limits.")
-    return activations.RELU6 if (lower, upper) == (0.0, 6.0) else activations.hardtanh(lower, upper)
-
-
-def _limit(node: Node, args: list[Any], position: int, name: str) -> float | None:
+def limit_of(node: Node, args: Sequence[Any], position: int, name: str) -> float | None:
+    """Return a limit of a Clip, as an attribute or an input; None if it has none."""
     found = node.attributes.get(name)
     if found is None and len(args) > position:
         found = args[position]
@@ -96,7 +88,7 @@ _OPERATORS: dict[str, Callable[[Node, list[Any]], Activation]] = {
     "Gelu": _gelu,
     "Selu": _selu,
     "Swish": _swish,
-    "Clip": _clip,
+    "HardSwish": _plain(activations.HARDSWISH),
 }
 
 

@@ -40,13 +40,11 @@ _Result = _Operand | tuple[Value, ...]
 def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Network:
     r"""Turn an ONNX file into a `Network`, exactly, or say which node is in the way.
 
-    Covers opset 9 and later, and what both of PyTorch's exporters write: Gemm, MatMul, Conv (two-dimensional, any
-    padding), BatchNormalization, AveragePool, GlobalAveragePool, ReduceMean over the last dimensions, Flatten,
-    Reshape, Squeeze, Unsqueeze, Transpose (the batch stays first), Concat, Slice, Split, Gather, Pad by zeros, Add,
-    Sub, Mul and Div by constants, Neg, Identity, Dropout, shapes computed on the way, sums and differences of any
-    values; Tanh, Sigmoid, Softplus, Elu, Celu, Gelu, Erf, Softsign, Mish, Swish, Sin, Atan, and GELU, SiLU,
-    Mish, softsign, x/sqrt(1+x^2) and PyTorch's softplus written out; Relu, LeakyRelu, Selu, Clip and MaxPool for
-    Lipschitz bounds. Needs `curvcert[onnx]`.
+    Covers opset 9 and later, and what both of PyTorch's exporters write: Gemm, MatMul, Conv and ConvTranspose (one- and
+    two-dimensional, any padding), BatchNormalization, poolings, Resize, Pad, what moves, picks or joins the entries of
+    a sample (the batch stays first), arithmetic with constants, shapes computed on the way, sums and differences of any
+    values, the activations of the table, as operators or written out, and MaxPool for Lipschitz bounds; the page on
+    ONNX in the documentation has the list. Needs `curvcert[onnx]`.
 
     The first dimension of the input is the batch, fixed or open.  `input_shape`, the shape of one input without the
     batch, is needed where the file leaves another size open.  Weights in files beside the model are read from the

@@ -118,7 +118,7 @@ def split_node(node: Node, args: Sequence[Any], context: Context) -> tuple[Value
 
 
 def gather(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower one entry along a dimension, or entries that are equally far apart."""
+    """Lower one entry along a dimension, or several in any order."""
     value, index, axis = value_of(node, args), argument(args, 1), node.attribute("axis", 0)
     if not isinstance(index, np.ndarray) or index.dtype.kind not in "iu" or index.ndim > 1 or index.size == 0:
         raise node.unsupported("a choice of entries that is not a constant list of whole numbers")
@@ -126,8 +126,33 @@ def gather(node: Node, args: Sequence[Any], context: Context) -> Value:
         return movement.item(value, axis, int(index), node.label)
     size = value.shape[movement.axis_of(value, axis, node.label)]
     places = [int(k) + size if k < 0 else int(k) for k in index]
+    require_size(node, context, (math.prod(value.shape) // size * len(places),))
+    if not all(0 <= k < size for k in places):
+        raise InvalidInput(f"{node.label}: the choice of entries {places[:8]} of {size} is not in there.")
     step = places[1] - places[0] if len(places) > 1 else 1
     stop = places[-1] + (1 if step > 0 else -1)
-    if step == 0 or places != list(range(places[0], stop, step)) or not 0 <= min(places) <= max(places) < size:
-        raise node.unsupported(f"the choice of entries {places[:8]} of {size}", "Choose them by slices and Concat.")
+    if step == 0 or places != list(range(places[0], stop, step)):
+        return movement.choose(value, axis, places, node.label)
     return movement.cut(value, axis, slice(places[0], None if stop < 0 else stop, step), node.label)
+
+
+def depth_to_space(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower channels spread over blocks of pixels."""
+    value, r = value_of(node, args), node.attribute("blocksize", 0)
+    if node.attribute("mode", "DCR") == "CRD":
+        return movement.blocks_to_space(value, r, node.label)
+    if len(value.shape) != 3 or r < 1 or value.shape[0] % r**2:
+        raise InvalidInput(f"{node.label}: blocks of {r} do not fit samples of shape {value.shape}.")
+    channels, height, width = value.shape
+    parts = value.reshaped((r, r, channels // r**2, height, width), node.label).permuted((2, 3, 0, 4, 1), node.label)
+    return parts.reshaped((channels // r**2, height * r, width * r), node.label)
+
+
+def space_to_depth(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower blocks of pixels gathered into channels."""
+    value, r = value_of(node, args), node.attribute("blocksize", 0)
+    if len(value.shape) != 3 or r < 1 or value.shape[1] % r or value.shape[2] % r:
+        raise InvalidInput(f"{node.label}: blocks of {r} do not fit samples of shape {value.shape}.")
+    channels, height, width = value.shape
+    parts = value.reshaped((channels, height // r, r, width // r, r), node.label).permuted((2, 4, 0, 1, 3), node.label)
+    return parts.reshaped((channels * r**2, height // r, width // r), node.label)

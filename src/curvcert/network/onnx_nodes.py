@@ -11,27 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvcert import activations
 from curvcert.errors import InvalidInput
+from curvcert.network import elementwise, movement, windows
 from curvcert.network.builder import Value
 from curvcert.network.movement import reshape
 from curvcert.network.movement_calls import Batch
-from curvcert.network.onnx_arguments import Context, Rule, argument, linear, value_of, weight
+from curvcert.network.onnx_activations import limit_of
+from curvcert.network.onnx_arguments import Context, Rule, argument, linear, require_size, value_of, weight
 from curvcert.network.onnx_constants import axes_of
 from curvcert.network.onnx_file import FLOATS, Array, Node
 from curvcert.network.onnx_movement import (
     concat,
+    depth_to_space,
     flatten,
     gather,
     reshape_node,
     slice_node,
+    space_to_depth,
     split_node,
     squeeze,
     transpose,
     unsqueeze,
 )
-from curvcert.network.onnx_windows import average_pool, conv, max_pool, pad
+from curvcert.network.onnx_resize import resize
+from curvcert.network.onnx_windows import average_pool, conv, conv_transpose, max_pool, pad
 from curvcert.operators import (
-    AveragePool2d,
     Conv2d,
     Dense,
     batch_norm_in_eval,
@@ -94,29 +99,55 @@ def global_average_pool(node: Node, args: Sequence[Any], context: Context) -> Va
     value = value_of(node, args)
     if len(value.shape) < 2:
         raise InvalidInput(f"{node.label}: expected channels and positions, got samples of shape {value.shape}.")
-    return _trailing_mean(node, context, value, 1, True)
+    return windows.reduced(value, range(1, len(value.shape)), True, True, node.label)
 
 
-def reduce_mean(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a mean over the last dimensions."""
+def reduction(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a mean or a sum over dimensions of a sample."""
     value = value_of(node, args)
-    rank = 1 + len(value.shape)
-    axes = sorted(axes_of(node, args, rank) or ())
+    axes = sorted(axes_of(node, args, 1 + len(value.shape)) or ())
     if not axes and node.flag("noop_with_empty_axes"):
         return value
-    if not axes or axes != list(range(axes[0], rank)) or axes[0] < 2:
-        raise node.unsupported(
-            f"a mean over dimensions {axes or 'all'} of {rank}", "Average over the last, spatial ones."
-        )
-    return _trailing_mean(node, context, value, axes[0] - 1, node.flag("keepdims", True))
+    if not axes or axes[0] == 0:
+        raise node.unsupported(f"{node.op} over the batch", "Name the dimensions of a sample.")
+    mean = node.op == "ReduceMean"
+    return windows.reduced(value, [axis - 1 for axis in axes], node.flag("keepdims", True), mean, node.label)
 
 
-def _trailing_mean(node: Node, context: Context, value: Value, kept: int, keepdims: bool) -> Value:
-    lead, rest = value.shape[:kept], value.shape[kept:]
-    image = reshape(value, (math.prod(lead), math.prod(rest), 1), node.label)
-    kernel = (math.prod(rest), 1)
-    mean = linear(node, context, image, AveragePool2d(image.shape, kernel, kernel))
-    return reshape(mean, (*lead, *(1 for _ in rest if keepdims)), node.label)
+def cumulative_sum(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower the sums of all entries up to each along a dimension."""
+    value, given = value_of(node, args), argument(args, 1)
+    if not isinstance(given, np.ndarray) or given.size != 1 or node.flag("exclusive") or node.flag("reverse"):
+        raise node.unsupported("CumSum from behind, without the entry itself, or along a computed dimension")
+    axis = movement.axis_of(value, int(given.reshape(())), node.label)
+    require_size(node, context, (value.shape[axis] ** 2,))
+    return windows.cumulative_sum(value, axis, node.label)
+
+
+def parametric_relu(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a leaky ReLU with one slope, or one for each channel."""
+    value = value_of(node, args)
+    slopes = broadcast(node, args, 1, value)
+    of_channels = slopes.flatten(1)[:, 0] if slopes.dim() > 1 else slopes
+    per_channel = of_channels.reshape(-1, *(1 for _ in value.shape[1:]))
+    if not bool((slopes == per_channel).all()):
+        raise node.unsupported("slopes that differ within a channel", "Give one for each channel.")
+    alike = bool((of_channels == of_channels[0]).all())
+    return elementwise.parametric_relu(value, of_channels[:1] if alike else of_channels, node.label)
+
+
+def hard_sigmoid(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower alpha x + beta cut to [0, 1]."""
+    alpha = node.attribute("alpha", float(np.float32(0.2)))
+    beta = node.attribute("beta", 0.5)
+    return elementwise.scaled(value_of(node, args), alpha, activations.hardtanh(0.0, 1.0), 1.0, node.label, beta)
+
+
+def clip(node: Node, args: Sequence[Any], context: Context) -> Value:
+    """Lower a cut to an interval, which may be open on one side."""
+    lower, upper = (limit_of(node, args, k, name) for k, name in ((1, "min"), (2, "max")))
+    value = value_of(node, args)
+    return value if lower is upper is None else elementwise.clamped(value, lower, upper, node.name or node.outputs[0])
 
 
 def batch_normalization(node: Node, args: Sequence[Any], context: Context) -> Value:
@@ -198,27 +229,38 @@ def broadcast(node: Node, args: Sequence[Any], position: int, value: Value) -> T
 
 
 RULES: dict[str, Rule] = {
+    "Abs": lambda node, args, context: elementwise.absolute(value_of(node, args), node.name or node.outputs[0]),
     "Add": arithmetic,
     "AveragePool": average_pool,
     "BatchNormalization": batch_normalization,
     "Cast": cast,
+    "Clip": clip,
     "Concat": concat,
     "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "Cos": lambda node, args, context: elementwise.cosine(value_of(node, args), node.name or node.outputs[0]),
+    "CumSum": cumulative_sum,
+    "DepthToSpace": depth_to_space,
     "Div": arithmetic,
     "Dropout": dropout,
     "Flatten": flatten,
     "Gather": gather,
     "Gemm": gemm,
     "GlobalAveragePool": global_average_pool,
+    "HardSigmoid": hard_sigmoid,
     "Identity": lambda node, args, context: value_of(node, args),
     "MatMul": matmul,
     "MaxPool": max_pool,
     "Mul": arithmetic,
     "Neg": lambda node, args, context: value_of(node, args).negative(),
+    "PRelu": parametric_relu,
     "Pad": pad,
-    "ReduceMean": reduce_mean,
+    "ReduceMean": reduction,
+    "ReduceSum": reduction,
     "Reshape": reshape_node,
+    "Resize": resize,
     "Slice": slice_node,
+    "SpaceToDepth": space_to_depth,
     "Split": split_node,
     "Squeeze": squeeze,
     "Sub": arithmetic,

@@ -49,6 +49,10 @@ class Seen:
     steepest: Tensor
     squares: Tensor | None
 
+    def of_samples(self, part: slice) -> "Seen":
+        """Return those of some samples."""
+        return Seen(self.rows[part], self.steepest[part], None if self.squares is None else self.squares[part])
+
     def repeated(self, times: int) -> "Seen":
         """Return the same rows so many times, one copy behind the other."""
         squares = None if self.squares is None else self.squares.repeat(1, times, 1)

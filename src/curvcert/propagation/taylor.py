@@ -49,8 +49,8 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 REACH = 8.0
 """How many times the radius that a model was made at it serves: rounding is bounded over that ball once."""
 
-_CHUNK_ELEMENTS = 2**23
-"""Numbers that the matrices M in hand may take, on a processor."""
+_CHUNK_ELEMENTS = 2**20
+"""Numbers that the matrices M in hand may take, on a processor: as many as its caches hold, or nearly."""
 
 _SHARES = (1.0, 2.5, 8.0)
 """Lambdas that are tried for a range beside 0: multiples of the one at which a typical neuron is at the unit knot."""
@@ -192,15 +192,20 @@ class TaylorModels:
         return self.coordinates.parabolas(outer.repeated(len(_OUTER_KNOTS)), weights, seen)
 
     def _with_peaks(self, form: Form) -> Form:
-        """Return the same with bounds on the quadratic part, a few rows at a time."""
+        """Return the same with bounds on the quadratic part, a few samples at a time, or a few rows of one."""
         if not form.sent:
             return form
-        r = self.coordinates.expand.shape[1]
-        rows = max(1, spare_elements(form.off.device, _CHUNK_ELEMENTS) // (r * r * len(self._most)))
-        seen = [self.seen[k] for k in form.sent]
-        weights = [(u * self.bends[k].bend.unsqueeze(1)).split(rows, dim=1) for k, u in form.sent.items()]
-        parts = [self.coordinates.peaks(part, seen) for part in zip(*weights, strict=True)]
-        above, below = (torch.cat(sides, dim=1) for sides in zip(*parts, strict=True))
+        (batch, rows), r = form.off.shape, self.coordinates.expand.shape[1]
+        held = spare_elements(form.off.device, _CHUNK_ELEMENTS) // (r * r)
+        samples, some = max(1, held // rows), max(1, min(held, rows))
+        above, below = torch.empty_like(form.above), torch.empty_like(form.below)
+        for start in range(0, batch, samples):
+            part = slice(start, start + samples)
+            seen = [self.seen[k].of_samples(part) for k in form.sent]
+            weights = [u[part] * self.bends[k].bend[part].unsqueeze(1) for k, u in form.sent.items()]
+            for first in range(0, rows, some):
+                few = slice(first, first + some)
+                above[part, few], below[part, few] = self.coordinates.peaks([w[:, few] for w in weights], seen)
         return replace(form, above=above, below=below)
 
     def _sent(self, value: int, rows: Tensor) -> Form:
