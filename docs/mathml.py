@@ -16,7 +16,7 @@ ROLE = re.compile(r":math:<code>(.+?)</code>", re.DOTALL)
 
 def on_page_content(content: str, **_: object) -> str:
     """Replace every formula in the HTML of a page."""
-    content = DISPLAYED.sub(lambda match: _mathml(match[1], "block"), content)
+    content = DISPLAYED.sub(lambda match: f'<div class="formula">{_mathml(match[1], "block")}</div>', content)
     content = INLINE.sub(lambda match: _mathml(match[1], "inline"), content)
     return ROLE.sub(lambda match: _mathml(match[1], "inline"), content)
 
