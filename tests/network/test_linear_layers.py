@@ -80,6 +80,8 @@ FUNCTIONS: list[Row] = [
     ("conv1d", of(lambda m, x: F.conv1d(x, m.w, m.b, padding=1), w=weight(3, 2, 3), b=weight(3)), SIGNAL),
     ("conv2d", of(lambda m, x: F.conv2d(x, m.w, stride=2, padding="valid"), w=weight(3, 2, 2, 2)), IMAGE),
     ("conv_transpose2d", of(lambda m, x: F.conv_transpose2d(x, m.w, stride=2), w=weight(2, 1, 2, 2)), IMAGE),
+    ("einsum", of(lambda m, x: torch.einsum("bnd,de->bne", x, m.w), w=weight(4, 2)), TOKENS),
+    ("einsum from the left", of(lambda m, x: torch.einsum("mn, bnd -> bdm", m.a, x), a=torch.randn(5, 3)), TOKENS),
     ("mean", of(lambda m, x: x.mean(dim=(2, 3))), IMAGE),
     ("mean of channels", of(lambda m, x: torch.mean(x, 1, keepdim=True)), IMAGE),
     ("mean of tokens", of(lambda m, x: x.mean(1)), TOKENS),

@@ -454,7 +454,7 @@ def activation(name: str) -> Activation | None:
         return _PLAIN[name]()
     found = _PARAMETRISED.fullmatch(name)
     if found is None:
-        return _gelu_of_a_file(name)
+        return _of_two_numbers(name)
     try:
         number = float(found[2])
     except ValueError:
@@ -476,14 +476,16 @@ def activation(name: str) -> Activation | None:
             return _celu(name, number)
 
 
-def _gelu_of_a_file(name: str) -> Activation | None:
-    """Return a GELU whose constants a file has, rounded to float32, say; None for other functions."""
+def _of_two_numbers(name: str) -> Activation | None:
+    """Return hardtanh, or a GELU whose constants a file has, rounded to float32, say; None for other functions."""
     word, _, rest = name.partition("(")
     usual = {"gelu": (math.sqrt(0.5),), "gelu_tanh": (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)}
     try:
         numbers = tuple(float(text) for text in rest.removesuffix(")")[:80].split(","))
     except ValueError:
         return None
+    if word == "hardtanh" and len(numbers) == 2 and -1e3 <= numbers[0] < numbers[1] <= 1e3:
+        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0))
     known = usual.get(word, ())
     if len(numbers) != len(known) or any(not abs(n / k - 1) <= 1e-6 for n, k in zip(numbers, known, strict=True)):
         return None
