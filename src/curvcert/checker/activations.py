@@ -8,7 +8,7 @@ known in closed form; at such a point an error of the point moves the value in s
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -311,15 +311,17 @@ def _gaussian() -> Activation:
 
 def _tanhshrink() -> Activation:
     peak = math.atanh(math.sqrt(1 / 3))
-    return _smooth(
+    found = _smooth(
         "tanhshrink",
         lambda z: z - np.tanh(z),
         lambda z: np.tanh(z) ** 2,
         lambda z: 8 * np.tanh(z) * _bell(2 * z),
-        (0.0,),
+        (),
         (-peak, peak),
         limits=(1.0, 1.0),
     )
+    # Its slope at 0 is 0 exactly, and nowhere negative.
+    return replace(found, first=replace(found.first, turns=(Turn(0.0, 0.0, 0.0),)))
 
 
 def _softsign() -> Activation:
@@ -459,7 +461,7 @@ def activation(name: str) -> Activation | None:
         number = float(found[2])
     except ValueError:
         return None
-    if not 1e-3 <= number <= 1e3:
+    if not (1e-3 if found[1] != "leaky_relu" else -1e3) <= number <= 1e3:
         return None
     match found[1]:
         case "softplus":
