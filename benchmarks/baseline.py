@@ -56,7 +56,11 @@ TOLERANCE, ITERATIVE_TOLERANCE, SEARCHED_TOLERANCE = 1e-6, 1e-4, 2e-3
 ITERATIVE: Mapping[str, tuple[str, ...]] = {
     "operators.verified.largest_eigenvalues_upper_bound, a bound for each of many matrices over 256": (
         "digits-embedded/*",
-    )
+    ),
+    "bounds.lipschitz.multipliers, a search for the multipliers of LipSDP": (
+        "*/lipschitz/lipsdp/*",
+        "*/lipschitz/auto/p=2/*",
+    ),
 }
 """Where a guess by iteration decides how tight a value is, and the values that it may reach, as patterns of keys."""
 

@@ -608,3 +608,26 @@ def test_constants_of_a_deeper_network_agree_too(tmp_path) -> None:
 def test_an_eigenvalue_counts_the_error_of_its_matrix() -> None:
     for error in (1e-9, 1e-3, 1.0):
         assert largest_eigenvalue(np.diag([1.0, -2.0]), error) >= 1.0 + error
+
+
+def test_what_bends_the_other_way_contradicts_no_constant(tmp_path) -> None:
+    """A margin that is concave in every neuron needs a curvature constant of 0, however much it bends."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 8, bias=False), nn.Linear(8, 2)).double()
+    with torch.no_grad():
+        model[2].weight.copy_(torch.ones(8, 8).tril())
+        model[3].weight.copy_(torch.tensor([[0.1], [-0.2]]) * (1 + torch.rand(1, 8)))
+        model[3].bias.copy_(torch.tensor([-9.0, 9.0]))
+    x = torch.randn(4, 6, dtype=torch.float64) / 8
+    model.eval()
+    for y in (0, 1):
+        labels = torch.full((4,), y)
+        with torch.no_grad():
+            model[3].bias.neg_()
+        net = curvcert.trace(model, x)
+        assert bool((net(x).argmax(1) == labels).all())
+        certificate = curvcert.certify(net, x, labels, method="checkable")
+        certificate.save(tmp_path / "c.safetensors")
+        network = save_network(net, tmp_path / "n")
+        found = checker.check_certificate(tmp_path / "c.safetensors", network, x.numpy(), labels.numpy())
+        assert set(found.status) == {"proven"}, found.reasons[0]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import curvcert
-from curvcert.checker import evaluate_network
+import curvcert.nn as cnn
+from curvcert.checker import check_certificate, evaluate_network
 from curvcert.network import LiveNetwork
 from curvcert.network.network_file import network_digest, save_network
 from curvcert.network.network_reading import load_network
@@ -80,6 +81,8 @@ FUNCTIONS: list[Row] = [
     ("conv1d", of(lambda m, x: F.conv1d(x, m.w, m.b, padding=1), w=weight(3, 2, 3), b=weight(3)), SIGNAL),
     ("conv2d", of(lambda m, x: F.conv2d(x, m.w, stride=2, padding="valid"), w=weight(3, 2, 2, 2)), IMAGE),
     ("conv_transpose2d", of(lambda m, x: F.conv_transpose2d(x, m.w, stride=2), w=weight(2, 1, 2, 2)), IMAGE),
+    ("einsum", of(lambda m, x: torch.einsum("bnd,de->bne", x, m.w), w=weight(4, 2)), TOKENS),
+    ("einsum from the left", of(lambda m, x: torch.einsum("mn, bnd -> bdm", m.a, x), a=torch.randn(5, 3)), TOKENS),
     ("mean", of(lambda m, x: x.mean(dim=(2, 3))), IMAGE),
     ("mean of channels", of(lambda m, x: torch.mean(x, 1, keepdim=True)), IMAGE),
     ("mean of tokens", of(lambda m, x: x.mean(1)), TOKENS),
@@ -160,3 +163,53 @@ def test_weights_of_a_live_network_keep_their_gradients(name: str) -> None:
     assert all(
         w.grad is not None and bool(w.grad.any()) for n, w in model.named_parameters() if "bias" not in n and n != "b"
     )
+
+
+def _signals() -> nn.Module:
+    layers = nn.Conv1d(2, 4, 3, 2, 1), nn.Tanhshrink(), nn.ConvTranspose1d(4, 3, 4, 2, 1), cnn.Gaussian()
+    return nn.Sequential(*layers, nn.AvgPool1d(3, 2, 1, True, False), nn.Flatten(), nn.Linear(15, 3))
+
+
+def _tokens() -> nn.Module:
+    gate = Function(lambda m, x: (x * torch.sigmoid(1.702 * x)).cumsum(2).flip(2))
+    mean = Function(lambda m, x: torch.cos(torch.roll(x, 1, 1)[:, [0, 0, 2]]).mean(1))
+    return nn.Sequential(nn.Linear(3, 5), gate, nn.Linear(5, 4), mean, nn.Linear(4, 3))
+
+
+def _mirrors() -> nn.Module:
+    first = nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.LogSigmoid(), nn.Upsample(scale_factor=2)
+    return nn.Sequential(*first, nn.Conv2d(2, 3, 3, 2, 1), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _kinks() -> nn.Module:
+    inner = nn.Linear(6, 8), nn.Hardswish(), nn.Linear(8, 8), nn.PReLU(8, 0.3), nn.Linear(8, 8), nn.Hardsigmoid()
+    return nn.Sequential(*inner, Function(lambda m, x: abs(x - 0.5).clamp(min=0.1)), nn.Linear(8, 3))
+
+
+NETWORKS = [(_signals, (2, 8)), (_tokens, (3, 3)), (_mirrors, (1, 4, 4)), (_kinks, (6,))]
+
+
+@pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=lambda item: getattr(item, "__name__", ""))
+def test_bounds_hold_and_the_checker_proves_the_radii(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    model = make().double().eval()
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    net = curvcert.trace(model, x)
+    near = 2 * torch.randn(300, *shape, dtype=torch.float64)
+    step = torch.randn_like(near)
+    step = 1e-4 * step / torch.linalg.vector_norm(step.flatten(1), dim=1).reshape(-1, *(1 for _ in shape))
+    below, above = net.jacobian(near - step).flatten(2), net.jacobian(near + step).flatten(2)
+    for p in (1.0, 2.0, float("inf")):
+        assert float(torch.linalg.matrix_norm(above, p).max()) <= float(curvcert.lipschitz(net, p))
+    if make is not _kinks:
+        bend = torch.linalg.matrix_norm(above - below, 2).max() / 2e-4
+        assert 0 < float(bend) <= float(curvcert.curvature(net)) * (1 + 1e-6)
+    y = net(x).argmax(1)
+    certificate = curvcert.certify(net, x, y, method="checkable")
+    assert bool((certificate.radius > 0).all())
+    certificate.save(tmp_path / "c.safetensors")
+    network = save_network(net, tmp_path / "n")
+    found = check_certificate(tmp_path / "c.safetensors", network, x.numpy(), y.numpy())
+    assert set(found.status) == {"proven"}, found.reasons

@@ -8,7 +8,7 @@ known in closed form; at such a point an error of the point moves the value in s
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -311,15 +311,17 @@ def _gaussian() -> Activation:
 
 def _tanhshrink() -> Activation:
     peak = math.atanh(math.sqrt(1 / 3))
-    return _smooth(
+    found = _smooth(
         "tanhshrink",
         lambda z: z - np.tanh(z),
         lambda z: np.tanh(z) ** 2,
         lambda z: 8 * np.tanh(z) * _bell(2 * z),
-        (0.0,),
+        (),
         (-peak, peak),
         limits=(1.0, 1.0),
     )
+    # Its slope at 0 is 0 exactly, and nowhere negative.
+    return replace(found, first=replace(found.first, turns=(Turn(0.0, 0.0, 0.0),)))
 
 
 def _softsign() -> Activation:
@@ -454,12 +456,12 @@ def activation(name: str) -> Activation | None:
         return _PLAIN[name]()
     found = _PARAMETRISED.fullmatch(name)
     if found is None:
-        return _gelu_of_a_file(name)
+        return _of_two_numbers(name)
     try:
         number = float(found[2])
     except ValueError:
         return None
-    if not 1e-3 <= number <= 1e3:
+    if not (1e-3 if found[1] != "leaky_relu" else -1e3) <= number <= 1e3:
         return None
     match found[1]:
         case "softplus":
@@ -476,14 +478,16 @@ def activation(name: str) -> Activation | None:
             return _celu(name, number)
 
 
-def _gelu_of_a_file(name: str) -> Activation | None:
-    """Return a GELU whose constants a file has, rounded to float32, say; None for other functions."""
+def _of_two_numbers(name: str) -> Activation | None:
+    """Return hardtanh, or a GELU whose constants a file has, rounded to float32, say; None for other functions."""
     word, _, rest = name.partition("(")
     usual = {"gelu": (math.sqrt(0.5),), "gelu_tanh": (math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)}
     try:
         numbers = tuple(float(text) for text in rest.removesuffix(")")[:80].split(","))
     except ValueError:
         return None
+    if word == "hardtanh" and len(numbers) == 2 and -1e3 <= numbers[0] < numbers[1] <= 1e3:
+        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0))
     known = usual.get(word, ())
     if len(numbers) != len(known) or any(not abs(n / k - 1) <= 1e-6 for n, k in zip(numbers, known, strict=True)):
         return None

@@ -202,10 +202,11 @@ def one_hidden_layer(blocks: Blocks, side: str = "both") -> Array | None:
         return None
     _, outer, _ = read_outs(blocks, None)
     low, high = piece.act.second.range
-    spread = outer.size - np.abs(outer.value)
+    spread = up(outer.size - np.abs(outer.value), 4)
     corners = np.array([(outer.value + s * spread) * h for s in (-1, 1) for h in (low, high)])
-    slack = 8 * U * np.abs(corners).max(axis=0)
-    top = np.maximum(corners.max(axis=0) + slack, 0.0)
-    bottom = np.maximum(slack - corners.min(axis=0), 0.0)
+    # Each corner errs relative to itself, so that one that is 0, or of the other sign, stays so.
+    slack = 8 * U * np.abs(corners)
+    top = np.maximum((corners + slack).max(axis=0), 0.0)
+    bottom = np.maximum((slack - corners).max(axis=0), 0.0)
     kept = {"above": [top], "below": [bottom], "both": [top, bottom]}[side]
     return np.array([max(weighted_eigenvalue(piece.W, one) for one in each) for each in zip(*kept, strict=True)])

@@ -257,6 +257,8 @@ def weighted_eigenvalue(matrix: Enclosed, weights: Array) -> float:
     >>> round(weighted_eigenvalue(Enclosed(np.diag([1.0, 2.0])), np.array([9.0, 1.0])), 9)
     9.0
     """
+    if not weights.any():
+        return 0.0
     root = up(np.sqrt(weights))
     value = root[:, None] * matrix.value
     error = U * np.abs(value) if matrix.error is None else U * np.abs(value) + root[:, None] * matrix.error

@@ -112,7 +112,7 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
         return _arithmetic(path, target, args[0], args[1])
     if target in MOVES and args and _holds_value(args[0]) and not _holds_value((args[1:], kwargs)):
         return _by_rule(MOVES[target], node, args, kwargs)
-    if target in LINEAR and sum(isinstance(arg, Value) for arg in (*args, *kwargs.values())) == 1:
+    if target in LINEAR and _count((*args, *kwargs.values())) == 1:
         return _by_rule(LINEAR[target], node, args, kwargs)
     if not args or not isinstance(args[0], Value) or _holds_value((args[1:], kwargs)):
         raise _unsupported(node)
@@ -214,6 +214,11 @@ _KNOWN |= {*_ADD, *_SUBTRACT, *_MULTIPLY, *_DIVIDE, F.dropout, F.dropout2d, "siz
 
 def _holds_value(argument: Any) -> bool:
     return _holds(Value, argument)
+
+
+def _count(arguments: Any) -> int:
+    """Return how many values the arguments hold, in lists too."""
+    return sum(_count(part) if isinstance(part, tuple | list) else isinstance(part, Value) for part in arguments)
 
 
 def _holds(kind: type, argument: Any) -> bool:

@@ -52,6 +52,32 @@ def _addmm(path: str, input: Tensor, mat1: Value, mat2: Tensor, *, beta: float =
     return _matmul(path, mat1, mat2).shift(input, name=path)
 
 
+def _einsum(path: str, equation: str, *operands: Any) -> Value:
+    """Return a product with one matrix along one axis, the batch staying first: "bnd,de->bne", "mn,bnd->bmd"."""
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+    names, arrow, target = equation.replace(" ", "").partition("->")
+    sources = names.split(",")
+    if not arrow or len(given) != 2 or len(sources) != 2:
+        raise UnsupportedModule(f"{path}: einsum is supported for one value and one constant matrix, with '->'.")
+    k = 0 if isinstance(given[0], Value) else 1
+    value, read, W, sides = given[k], sources[k], _matrix(path, given[1 - k]), sources[1 - k]
+    summed, new = [s for s in sides if s not in target], [s for s in sides if s not in read]
+    plain = all(len(set(part)) == len(part) for part in (read, sides, target)) and len(read) == 1 + len(value.shape)
+    if not plain or len(sides) != 2 or len(summed) != 1 or len(new) != 1 or summed[0] not in read[1:]:
+        raise UnsupportedModule(
+            f"{path}: einsum {equation!r} is no product with a matrix along one dimension of a sample. Write it as "
+            "F.linear, or as a matrix from the left."
+        )
+    found = read.replace(summed[0], new[0])
+    if sorted(found) != sorted(target):
+        raise UnsupportedModule(
+            f"{path}: einsum {equation!r} drops or repeats a dimension. Sum it in a call of its own."
+        )
+    A = value.weight(W if sides == new[0] + summed[0] else W.T)
+    mixed = windows.along(value, read.index(summed[0]) - 1, A, path)
+    return movement.permute(mixed, [found.index(name) for name in target], path)
+
+
 def _conv(
     path: str,
     input: Value,
@@ -144,6 +170,7 @@ LINEAR: dict[Any, Callable[..., Any]] = {
     "matmul": _matmul,
     "mm": _matmul,
     torch.addmm: _addmm,
+    torch.einsum: _einsum,
     F.conv1d: _conv,
     F.conv2d: _conv,
     F.conv_transpose1d: _conv_transposed,

@@ -20,6 +20,9 @@ from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of
 _CHUNK_ELEMENTS = 2**25
 """Rows are formed in pieces of about this many numbers."""
 
+_EXACT_POWER = 4
+"""Beyond this r the norms of rows of a convolution are those of whole kernels, more than they are at a border."""
+
 
 @singledispatch
 def row_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
@@ -92,6 +95,8 @@ def _(op: Composition, r: float) -> Tensor:
         return row_norms_upper_bound(compose(first, *inner), r)
     if first.reorders:
         return first.apply(row_norms_upper_bound(compose(*inner, last), r))
+    if r > _EXACT_POWER:
+        return row_norms_upper_bound.dispatch(object)(op, r)
     if isinstance(first, Diagonal):
         return inflate(first.weight.abs() * row_norms_upper_bound(compose(*inner, last), r), 0.0)
     if isinstance(first, Transposed) and _has_windows_apart(first.map):
@@ -147,10 +152,10 @@ def _conv_line_norms(conv: Conv2d, r: float, transposed: bool) -> Tensor:
     wraps = conv.padding_mode == "circular"
     meet = wraps and any(e >= n for e, n in zip(conv.extent, conv.in_shape[1:], strict=True))
     # Periodic continuation shows an entry to more outputs than the kernel has taps.
-    if meet or (wraps and r > 4):
+    if meet or (wraps and r > _EXACT_POWER):
         op = conv.T if transposed else conv
         return row_norms_upper_bound.dispatch(object)(op, r)
-    if r > 4:
+    if r > _EXACT_POWER:
         return _whole_kernel_norms(conv, r, transposed)
     peak = conv.weight.abs().amax()
     if float(peak) == 0.0:
