@@ -72,9 +72,10 @@ def convolution(
     if mode not in ("zeros", "circular"):
         value = movement.bordered(value, {k + 2: side for k, side in enumerate(sides)}, mode, path)
         sides = ((0, 0),) * axes
-    image = _as_image(value, path)
+    image, kernel = _as_image(value, path), value.weight(weight)
     conv = Conv2d(
-        value.weight(weight).reshape(*weight.shape[:2], *_two(tuple(weight.shape[2:]), 1)),
+        # In training a kernel of images has to stay the parameter that it is.
+        kernel if axes == 2 else kernel.reshape(*weight.shape[:2], *_two(tuple(weight.shape[2:]), 1)),
         image.shape,
         _two(steps, 1),
         _two(sides, (0, 0)),
