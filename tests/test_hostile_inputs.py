@@ -47,6 +47,7 @@ def test_a_damaged_archive_never_crashes(tmp_path: Path) -> None:
     assert refused >= 280
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 def test_an_archive_that_unpacks_without_end_is_refused_before_it_is_unpacked(tmp_path: Path, dtype: type) -> None:
     file = tmp_path / "data.npz"

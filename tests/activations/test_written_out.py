@@ -71,6 +71,7 @@ def test_values_and_both_derivatives(name: str, numbers: tuple[float, ...]) -> N
                 assert abs(mpmath.diff(f, mpmath.mpf(point), order) - mpmath.mpf(value)) <= slack + 1e-20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "numbers"), CASES)
 def test_ranges_hold_what_is_sampled(name: str, numbers: tuple[float, ...]) -> None:
     act = made(name, numbers)

@@ -69,6 +69,7 @@ def test_bad_input(arguments: dict[str, float]) -> None:
         pgd(planar(), x.double(), y, 0.1, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 def test_foolbox_breaks_nothing_inside_a_certified_ball(p: float) -> None:
     foolbox = pytest.importorskip("foolbox", reason="foolbox is not installed (extra 'attack')")

@@ -80,6 +80,7 @@ def test_no_slope_exceeds_a_bound_between_other_norms(graph: Graph, norms: tuple
     assert bool((search.in_balls(x, radius, starts=3) <= local * (1 + 1e-12)).all())
 
 
+@pytest.mark.slow
 @every_graph
 def test_nothing_leaves_its_reach_and_no_gradient_drifts_further(graph: Graph) -> None:
     for seed, r in enumerate((0.1, 1.0)):

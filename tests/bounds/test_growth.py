@@ -40,6 +40,7 @@ def liplt(network: Network, p: float = 2.0) -> Tensor:
     return curvcert.lipschitz(network, p, method="liplt").value
 
 
+@pytest.mark.slow
 @every_graph
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_no_jacobian_exceeds_the_constants(graph: Graph, p: float) -> None:
@@ -97,6 +98,7 @@ def split(widths: Sequence[int], parts: int, scales: Sequence[float] = (), skips
     return finished(x.linear(Dense(draw.normal(widths[-1], widths[-2]) / widths[-2] ** 0.5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [(), (1.0, 1e-3, 30.0, 1.0)], ids=["even", "badly scaled"])
 @pytest.mark.parametrize(
     "widths",
@@ -160,6 +162,7 @@ def work_of_liplt(network: Network, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
+@pytest.mark.slow
 def test_a_densely_connected_network_takes_a_sweep_per_node_and_a_norm_per_two(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = 24
     small, large = (densely_connected(n) for n in (layers // 2, layers))

@@ -97,6 +97,7 @@ def test_any_multipliers_give_a_bound_or_none(graph: Graph, seed: int) -> None:
     assert float(proven_constant(found.form, best)) <= float(proven_constant(found.form, start))
 
 
+@pytest.mark.slow
 @every_graph
 def test_no_slope_exceeds_the_bounds_of_graphs(graph: Graph) -> None:
     network, method = graph.network(3), LipSDP()

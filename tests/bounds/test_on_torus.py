@@ -84,6 +84,7 @@ def slope_choices(activation: Activation, seed: int) -> list[Callable[[Elementwi
     return [anything, ends, ends, lambda node: torch.full(node.shape, high, dtype=F64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [TANH, SILU, SIN, leaky_relu(0.3)], ids=lambda each: each.name)
 def test_no_slopes_lead_further(activation: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 0)
@@ -123,6 +124,7 @@ def small_vgg(side: int, width: int) -> Network:
     return Network(fused(value.builder.nodes, value.number))
 
 
+@pytest.mark.slow
 def test_large_images_take_no_gram_matrix_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes of the matrices that are factorised: none larger than the explicit size, where one took minutes."""
     network = small_vgg(20, 12)

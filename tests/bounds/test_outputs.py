@@ -32,6 +32,7 @@ def _in_ball(x: torch.Tensor, r: torch.Tensor, p: float, count: int, seed: int) 
     return x + d * r[:, None] * torch.rand(count, len(x), 1, dtype=F64, generator=g) ** 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, NORMS))
 def test_outputs_of_every_graph_stay_within_their_bounds(graph, p: float):
     net, g = graph.network(1), torch.Generator().manual_seed(1)

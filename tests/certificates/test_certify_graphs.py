@@ -95,6 +95,7 @@ def test_witnesses_are_misclassified_at_their_distance(graph: Graph, p: float) -
     assert bool((cert.radius <= cert.attack_radius).all())
 
 
+@pytest.mark.slow
 def test_files_and_reports_of_graphs(tmp_path: Path) -> None:
     network, x, cert = certified(SMOOTH[0], 2.0)
     cert.save(tmp_path / "certificate.safetensors")

@@ -37,6 +37,7 @@ def assert_holds_on_a_grid(net: Network, x: Tensor, cert: Certificate, lower: fl
         assert bool((predicted[near] == cert.label[k]).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 def test_no_radius_is_refuted_inside_the_box(activation: type[nn.Module], p: float) -> None:
@@ -57,6 +58,7 @@ def test_cutting_gains_where_the_box_is_near(p: float) -> None:
     assert float(gains.max()) > 1.02
 
 
+@pytest.mark.slow
 def test_all_methods_together_are_no_worse_than_alone() -> None:
     net, (x, y) = planar(), blobs(24, seed=3)
     best = inside(net, x, y, 2, "auto")
@@ -66,6 +68,7 @@ def test_all_methods_together_are_no_worse_than_alone() -> None:
     assert_holds_on_a_grid(net, x, best, *UNIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", "quadratic", "lipschitz", "unrolled", "auto"])
 def test_a_box_that_is_proven_whole_has_an_infinite_radius(method: str) -> None:
     net, (x, y) = planar(), blobs(12, seed=4)
@@ -90,6 +93,7 @@ def test_infinite_radii_decide_every_epsilon() -> None:
     assert cert.certified_accuracy(0.5) > 0.8 and bool(cert.radius[cert.radius >= 0.5].isinf().all())
 
 
+@pytest.mark.slow
 def test_sides_are_numbers_or_tensors_of_an_input_or_of_all() -> None:
     net, (x, y) = planar(), blobs(10, seed=5)
     found = [

@@ -29,6 +29,7 @@ def test_no_radius_is_refuted(activation: type[nn.Module], p: float) -> None:
     assert not found and found.unconfirmed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_no_radius_is_refuted_on_graphs(graph) -> None:
     net = graph.network(1)
@@ -38,6 +39,7 @@ def test_no_radius_is_refuted_on_graphs(graph) -> None:
     assert not falsify(net, x, None, cert, restarts=2, steps=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 def test_reaches_crown_written_out(activation: type[nn.Module], p: float) -> None:

@@ -27,6 +27,7 @@ def test_a_ball_of_the_share_lies_in_the_ball_and_touches_it(p: float, q: float)
     assert 1 - 1e-12 < longest <= 1 + 4e-16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
 def test_no_radius_is_refuted(p: float) -> None:
     net, (x, y) = planar(), blobs(12, seed=1)
@@ -36,6 +37,7 @@ def test_no_radius_is_refuted(p: float) -> None:
     assert not found and found.unconfirmed == 0
 
 
+@pytest.mark.slow
 def test_they_are_the_best_of_the_other_norms() -> None:
     net, _ = digits_network()
     x, y = digits(8)
@@ -46,6 +48,7 @@ def test_they_are_the_best_of_the_other_norms() -> None:
     torch.testing.assert_close(here.radius, best, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_beside_everything_else_constants_and_shells_in_l2_are_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where layers are too wide for lines and parabolas, that is much."""
     for module in (linear, quadratic):
@@ -58,6 +61,7 @@ def test_beside_everything_else_constants_and_shells_in_l2_are_taken_along(monke
     assert {note.split()[0] for note in cert.notes} >= {"linear", "quadratic"}
 
 
+@pytest.mark.slow
 def test_radii_are_decided_with_those_of_the_other_norm() -> None:
     net, (x, y) = planar(), blobs(20, seed=3)
     whole = certify(net, x, y, math.inf, "norms", progress=False)

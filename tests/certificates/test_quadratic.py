@@ -20,6 +20,7 @@ F64 = torch.float64
 NORMS = [1.0, 2.0, 3.0, math.inf]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.SiLU, nn.GELU])
 def test_no_radius_is_refuted(activation: type[nn.Module], p: float) -> None:
@@ -30,6 +31,7 @@ def test_no_radius_is_refuted(activation: type[nn.Module], p: float) -> None:
     assert not found and found.unconfirmed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", SMOOTH, ids=[graph.name for graph in SMOOTH])
 def test_no_radius_is_refuted_on_graphs(graph: Graph) -> None:
     net = graph.network(1)

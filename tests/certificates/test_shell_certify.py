@@ -106,6 +106,7 @@ def test_a_second_grid_is_walked_only_where_it_can_decide(kind: str, monkeypatch
     assert bool((decided.radius <= thorough.radius).all())
 
 
+@pytest.mark.slow
 def test_shells_with_the_same_constants_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network, (x, y) = trained("mlp", False), digits(20)
     middle = float(certify(network, x, y).radius.median())

@@ -20,6 +20,7 @@ def points(network: Network, seed: int) -> Tensor:
     return torch.randn(3, *network.in_shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 @every_smooth
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_no_gradient_is_found_beyond_the_bound(graph: Graph, p: float) -> None:

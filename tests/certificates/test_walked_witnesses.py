@@ -91,6 +91,7 @@ class TestOrdinaryNetworks:
         assert bool(replays(ordinary(), cert.witness[found], cert.label[found]).all())
 
 
+@pytest.mark.slow
 def test_no_step_runs_on_what_a_witness_rules_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cert, counts = certified(2.0), []
     relaxed = Centres.relaxed

@@ -74,6 +74,7 @@ def test_its_path_maps_are_the_dense_ones(graph: Graph, tmp_path: Path) -> None:
             np.testing.assert_allclose(A.value, expected[a].numpy(), atol=1e-12)
 
 
+@pytest.mark.slow
 @every_graph
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_its_lipschitz_constants_reach_those_of_curvcert_and_hold(graph: Graph, p: float, tmp_path: Path) -> None:
@@ -116,6 +117,7 @@ def test_no_value_moves_and_no_gradient_grows_further(graph: Graph, tmp_path: Pa
                     assert (gradient <= facts.value_gradients[piece.output] * SLACK + 1e-12).all()
 
 
+@pytest.mark.slow
 @every_smooth
 def test_no_gradient_changes_faster_than_its_curvatures(graph: Graph, tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
@@ -132,6 +134,7 @@ def test_no_gradient_changes_faster_than_its_curvatures(graph: Graph, tmp_path: 
             assert (change <= bounds * np.linalg.norm(d) * SLACK + 1e-12).all()
 
 
+@pytest.mark.slow
 @every_smooth
 @pytest.mark.parametrize("exact", [False, True])
 def test_no_gradient_leaves_its_shell(graph: Graph, exact: bool, tmp_path: Path) -> None:
@@ -209,6 +212,7 @@ def certificate_of(cert: Certificate, folder: Path) -> Path:
     return folder / "certificate"
 
 
+@pytest.mark.slow
 @every_smooth
 def test_its_curvatures_reach_those_of_curvcert(graph: Graph, tmp_path: Path) -> None:
     for seed in range(3):

@@ -36,6 +36,7 @@ def test_global_bounds(run: Runner, network: Network) -> None:
     assert [term["layer"] for term in found["lipschitz"]["per_layer"]] == ["1", "3", "6"]
 
 
+@pytest.mark.slow
 def test_other_norms_methods_and_outputs(run: Runner, network: Network) -> None:
     found = facts(run, DEMO, "--input-shape", "1,8,8", "--p", "inf", "--q", 2, "--method", "product")
     assert set(found) == {"command", "curvcert", "model", "lipschitz"}
@@ -62,6 +63,7 @@ def test_samples_and_balls(run: Runner, network: Network) -> None:
     assert found["curvature"]["scope"] == "ball"
 
 
+@pytest.mark.slow
 def test_tables_for_a_person(run: Runner) -> None:
     ran = run("bound", DEMO, "--at", "digits", "--samples", 2, "--pair", "all", "--method", "anchored")
     assert ran.status == 0

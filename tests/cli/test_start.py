@@ -31,6 +31,7 @@ def test_what_names_no_command_loads_nothing(words: list[str]) -> None:
     assert loaded_by(RUN.format(words)) == set()
 
 
+@pytest.mark.slow
 def test_the_package_loads_what_is_asked_for() -> None:
     assert loaded_by("import curvcert; curvcert.__version__; dir(curvcert)") == set()
     assert "torch" in loaded_by("import curvcert; curvcert.certify")

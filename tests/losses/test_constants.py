@@ -228,6 +228,7 @@ def test_unrolled_by_sizes_is_exact_for_one_neuron() -> None:
     assert float(bound) == pytest.approx(3 * 9 * 4 / 27**0.5, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", SMOOTH_MODULES, ids=lambda graph: graph.name)
 def test_constants_of_graphs_approach_the_bounds(graph: ModuleGraph) -> None:
     model = graph.model().to(F64)

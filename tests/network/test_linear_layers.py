@@ -189,6 +189,7 @@ def _kinks() -> nn.Module:
 NETWORKS = [(_signals, (2, 8)), (_tokens, (3, 3)), (_mirrors, (1, 4, 4)), (_kinks, (6,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=lambda item: getattr(item, "__name__", ""))
 def test_bounds_hold_and_the_checker_proves_the_radii(
     make: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path

@@ -95,6 +95,7 @@ ASKING: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKING)
 def test_a_small_file_cannot_ask_for_much(name: str, tmp_path: Path) -> None:
     node = {"kind": "affine", "terms": [{"source": 0, "map": ASKING[name]}], "offset": "t0", "offset_error": None}

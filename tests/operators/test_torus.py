@@ -67,6 +67,7 @@ def drawn_path(seed: int, most: int = 3) -> AbstractLinearMap:
     return op
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 200, 20))
 def test_never_below_the_dense_norm(start: int) -> None:
     for seed in range(start, start + 20):

@@ -58,6 +58,7 @@ def _projected(d: Tensor, p: float, t: float) -> Tensor:
 
 @pytest.mark.parametrize("graph", SMOOTH, ids=[graph.name for graph in SMOOTH])
 class TestGraphs:
+    @pytest.mark.slow
     @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
     def test_no_ascent_rises_higher(self, graph: Graph, p: float) -> None:
         network = graph.network(1)
@@ -66,6 +67,7 @@ class TestGraphs:
             bound = made.rise(torch.full((SAMPLES,), t, dtype=F64))
             assert bool((largest_found(network, x, rows, p, t) <= bound).all())
 
+    @pytest.mark.slow
     def test_only_rows_that_lines_do_not_prove_are_modelled(self, graph: Graph) -> None:
         network, t = graph.network(1), torch.full((SAMPLES,), 0.4, dtype=F64)
         whole = models(network, 2.0, 0.4)[0].rise(t)

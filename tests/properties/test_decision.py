@@ -45,6 +45,7 @@ def violates(net: Network, wanted: Property, found: Decision) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("graph", "kind"), crossed(GRAPHS, ["one row", "two rows", "two cases"]))
 def test_no_decision_against_a_grid_of_points(graph, kind: str) -> None:
     net = graph.network(3)

@@ -50,6 +50,7 @@ def test_nothing_exceeds_a_bound_of_the_vector(graph: Graph, norms: tuple[float,
     assert_above(curvature(network, p, q, at=x, radius=0.5).value, anchored, "over a ball")
 
 
+@pytest.mark.slow
 @every_graph
 @pytest.mark.parametrize("p", [1.0, 2.0, INF])
 @pytest.mark.parametrize("pair", [None, "all"])
@@ -95,6 +96,7 @@ def test_what_needs_a_chain_is_skipped_with_the_reason() -> None:
     assert "crc: needs a chain of blocks" in bound.skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (INF, INF), (INF, 1.0), (2.0, INF)])
 def test_the_best_is_no_worse_than_what_l2_gives(p: float, q: float) -> None:
     network = SMOOTH[0].network()

@@ -84,6 +84,7 @@ def hessians(network: Network, x: Tensor) -> Tensor:
     return torch.stack([torch.func.hessian(pair)(one) for one in x])
 
 
+@pytest.mark.slow
 @every_network
 def test_the_eigenvalues_met_anywhere_lie_between_both_sides(network: Network) -> None:
     x = torch.randn(60, *network.in_shape, dtype=F64, generator=torch.Generator().manual_seed(2)) * 2
