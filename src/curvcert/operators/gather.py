@@ -21,7 +21,7 @@ from curvcert.rounding import UNIT_ROUNDOFF, inflate
 @final
 @dataclass(frozen=True, eq=False)
 class Gather(AbstractLinearMap):
-    r"""y[j_0, j_1, ...] = x[i_0, i_1, ...] with i_k = indices[k][j_k]: borders that mirror, whole factors of size.
+    r"""y[j_0, j_1, ...] = x[i_0, i_1, ...] with `i_k = indices[k][j_k]`: borders that mirror, whole factors of size.
 
     An entry that stands in n places of the output is a column of n ones, and columns are orthogonal: the 2-norm is
     :math:`\sqrt n` for the entry that is repeated most.
