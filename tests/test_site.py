@@ -83,7 +83,7 @@ def test_no_page_is_wider_than_its_window(browser, site: Path, width: int, schem
     every = (width, scheme) == (390, "light")
     wide = []
     for path in sorted(site.glob("*.html")) if every else [site / "index.html", site / "mathematics.html"]:
-        page.goto(path.as_uri(), wait_until="domcontentloaded")
+        page.goto(path.as_uri())
         if page.evaluate("(main => main.scrollWidth > main.clientWidth)(document.querySelector('.md-main'))"):
             wide.append(path.name)
     assert wide == []
