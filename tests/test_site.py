@@ -1,26 +1,21 @@
 """The documentation as a site, in a real browser: search from a folder and over HTTP, on a phone and on a screen."""
 
 import http.server
-import os
-import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from tests.browser import chromium, needs_chromium
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser is on the path"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["sync_api.Browser"]:
-    # Chromium's sandbox does not start for the superuser, as whom containers often run.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
 
 
 class Silent(http.server.SimpleHTTPRequestHandler):

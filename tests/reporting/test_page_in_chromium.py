@@ -1,8 +1,6 @@
 """The page in a real browser: its controls work, it fits a phone and paper, and no request leaves the file."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,17 +8,10 @@ import pytest
 import torch
 
 from curvcert.reporting import ReportData, render, report_data
+from tests.browser import chromium, needs_chromium, sync_api
 from tests.reporting.cases import HOSTILE, Case, made_up
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for path in map(shutil.which, NAMES) if path), None)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the path"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 class Opened:
@@ -50,12 +41,8 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["sync_api.Browser"]:
-    # Chromium's sandbox does not start for the superuser, as whom containers often run.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

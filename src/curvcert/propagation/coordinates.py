@@ -10,6 +10,7 @@ With :math:`E = S^{1/2} Q`, Q orthonormal but for rounding and S a positive diag
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -195,12 +196,12 @@ class Coordinates:
         return torch.maximum(S, _FLOOR * S.amax(dim=-1, keepdim=True)).clamp(min=1e-100)
 
 
-class AbstractParabolas:
+class AbstractParabolas(ABC):
     """Bounds on parabolas over balls of any radius."""
 
+    @abstractmethod
     def largest(self, t: Tensor) -> Tensor:
         """Bound them over the balls of radius t, (batch,): (batch, rows)."""
-        raise NotImplementedError
 
 
 @final
