@@ -137,7 +137,7 @@ def certify_command(
     Stopped, or killed? The same command with --resume goes on from the parts
     that were saved, on as many processes as you like.
 
-    Two processes share the work under torchrun; on GPUs, one process a GPU:
+    Two processes share the work under torchrun; on GPUs, one process per GPU:
 
         torchrun --standalone --nproc-per-node 2 -m curvcert certify net.onnx data.npz --out out
 

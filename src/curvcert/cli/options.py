@@ -36,7 +36,7 @@ Normalise = Annotated[
     typer.Option(
         metavar="MEAN STD",
         help="Put (x - MEAN) / STD in front of the model, so that radii are those of the raw input: one number, or "
-        "one a channel with commas between.",
+        "one per channel with commas between.",
     ),
 ]
 InputShape = Annotated[

@@ -69,7 +69,7 @@ def train_command(
 
         curvcert train --recipe digits --out runs/seeds --each seed=0,1
 
-    Several processes share each batch under torchrun; on GPUs, one process a GPU:
+    Several processes share each batch under torchrun; on GPUs, one process per GPU:
 
         torchrun --standalone --nproc-per-node 2 -m curvcert train --recipe digits --out runs/shared
 

@@ -41,7 +41,7 @@ def report(
         x: the inputs that were certified; with them come the gallery and, with the network too, a search for
             large slopes and Hessians.
         y: the labels; checked against those that were certified.
-        class_names: one name a class.
+        class_names: one name per class.
         title: the heading of the page.
         command: the command that made the certificate, to be shown.
         epsilons: perturbations to tabulate; four round ones by default.

@@ -66,16 +66,16 @@ def test_nothing_exceeds_the_bound_of_a_dense_block(seed: int, scale: float, nam
     assert float(found) <= bound * (1 + ROUNDING)
 
 
-@pytest.mark.parametrize("kind", ["a number a channel", "a number a pixel", "one number", "none"])
+@pytest.mark.parametrize("kind", ["a number per channel", "a number per pixel", "one number", "none"])
 def test_nothing_exceeds_the_bound_of_a_convolution(kind: str) -> None:
     W = conv()
     d = {
-        "a number a channel": 0.02 * torch.tensor([1.0, 0.3, 2.0], dtype=F64)[:, None, None],
-        "a number a pixel": diagonal(W),
+        "a number per channel": 0.02 * torch.tensor([1.0, 0.3, 2.0], dtype=F64)[:, None, None],
+        "a number per pixel": diagonal(W),
         "one number": torch.tensor(0.01, dtype=F64),
         "none": torch.ones((), dtype=F64),
     }[kind]
-    block = sll(W, d.expand(W.out_shape) if kind == "a number a pixel" else d)
+    block = sll(W, d.expand(W.out_shape) if kind == "a number per pixel" else d)
     if kind == "none":
         zero = torch.zeros(W.in_shape, dtype=F64)
         block = Block(Identity(W.in_shape), -1.0 * W.T, W, randn(*W.out_shape), zero, ACTIVATIONS["tanh"])

@@ -83,7 +83,7 @@ def _diagonals(d: Tensor, W: AbstractLinearMap) -> list[Tensor]:
 
 
 def _row_lengths(W: AbstractLinearMap) -> Tensor | None:
-    """Return the lengths of the rows of W, one a channel for a convolution, or None for a map of another kind."""
+    """Return the lengths of the rows of W, one per channel for a convolution, or None for a map of another kind."""
     if not isinstance(W, Dense | Conv2d):
         return None
     lengths: Tensor = torch.linalg.vector_norm(W.weight.flatten(1), dim=1)
