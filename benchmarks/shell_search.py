@@ -162,7 +162,7 @@ class Bounded:
         i, j = self.others.flatten(), self.label.repeat_interleave(pairs)
         start = self._gradient(x.clone().requires_grad_(), i, j, create_graph=False)
         # A slope such as 1 - tanh^2 rounds as 1 does, however small it is.
-        smooth = [layer for layer in self.layers.layers if isinstance(layer.block, Block)]
+        smooth = [layer for layer in self.layers.layers if layer.unit.activated is not None]
         absolute = 1e-15 * math.prod(float(layer.H + layer.G * layer.W) for layer in smooth)
         generator = torch.Generator().manual_seed(seed)
         step = torch.randn(x.shape, generator=generator, dtype=torch.float64) * _column(t, x)

@@ -29,7 +29,7 @@ def written_out(network: Network, x: Tensor, p: float) -> float:
     W = [W[0], *(W[k] @ network.blocks[k - 1].G.as_matrix() for k in range(1, len(W)))]
     W.append(network.blocks[-1].G.as_matrix())
     values = network.values(x[None])
-    z = [values[unit.z][0] for unit in network.units]
+    z = [values[unit.z][0] for unit in network.activated]
     intervals = [anchored_slope_range(TANH, one) for one in z]
     mu = [(low + high) / 2 for low, high in intervals]
     rho = [(high - low) / 2 for low, high in intervals]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from curvcert.bounds.curvature.blocks import block_curvature
-from curvcert.bounds.curvature.compositional import block_lipschitz, compositional_bound
+from curvcert.bounds.curvature.compositional import compositional_bound, unit_lipschitz
 from curvcert.bounds.curvature.unrolled_sizes import unrolled_sizes_bound
 from curvcert.bounds.lipschitz.liplt import liplt_bound, liplt_prefixes
 from curvcert.bounds.lipschitz.problem import Problem
@@ -35,13 +35,13 @@ def problems(network: Network) -> tuple[Problem, Problem]:
 def chain_curvature(whole: Problem, norms: NormBounds, block_bound: str) -> Tensor:
     """Return the paper's recursion where the last block's curvature is that of Phi(W x) times the norm of G."""
     K = torch.zeros((), dtype=F64)
-    for k, (block, L) in enumerate(zip(whole.network.blocks, liplt_prefixes(whole, norms), strict=False)):
-        assert isinstance(block, Block)
+    for unit, L in zip(whole.network.activated, liplt_prefixes(whole, norms), strict=False):
+        block = unit.block
         zero = Zero(block.in_shape, block.W.out_shape)
         inner = replace(block, H=zero, G=Identity(block.W.out_shape), c=torch.zeros_like(block.b))
         omega, _ = block_curvature(inner, 2, 2, norms, [block_bound])
-        last = k == len(whole.network.blocks) - 1
-        K = omega * norms.norm(block.G, 2, 2) * L**2 + block_lipschitz(block, whole, norms, last) * K
+        last = unit is whole.network.units[-1]
+        K = omega * norms.norm(block.G, 2, 2) * L**2 + unit_lipschitz(unit, whole, norms, last) * K
     return K
 
 

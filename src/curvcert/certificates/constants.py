@@ -15,7 +15,7 @@ from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipsc
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
-from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import gamma, inflate
 
 _RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstance(method, LipSDP)]
@@ -100,10 +100,9 @@ def pair_deviations(pairs: Problem) -> Tensor:
     """
     network = pairs.network
     total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
-    nodes = [node for node in network.nodes if isinstance(node, ElementwiseNode | MaxPoolNode)]
-    if not any(isinstance(node, ElementwiseNode) and node.activation.deviation for node in nodes):
+    if not any(isinstance(node, ElementwiseNode) and node.activation.deviation for node in network.nodes):
         return total
-    if any(isinstance(node, MaxPoolNode) for node in nodes):
+    if network.pools:
         raise UnsupportedModule(
             "A Softplus with torch's threshold beside max-pooling is not covered. Use curvcert.nn.CentredSoftplus, "
             "which has no threshold, or average pooling."

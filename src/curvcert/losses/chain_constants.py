@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from curvcert.losses.gradient_norms import safe_sqrt
 from curvcert.losses.lazily import lazily
-from curvcert.network import Block, Network
+from curvcert.network import Network
 from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Identity, Reshape
 from curvcert.operators.stacked import StackedNorms
 
@@ -42,10 +42,10 @@ class Chain:
 
 def as_chain(network: Network) -> Chain | None:
     """Return the chain that a network is, or None if it is none."""
-    blocks = network.blocks if network.is_chain else ()
-    if not blocks or not all(isinstance(b, Block) and not b.is_residual for b in blocks):
+    units = network.activated if network.is_chain else ()
+    if not units or len(units) < len(network.units) or any(unit.is_residual for unit in units):
         return None
-    chain = [b for b in blocks if isinstance(b, Block)]
+    chain = [unit.block for unit in units]
     if not all(isinstance(b.G, Identity) for b in chain[:-1]) or len(network.out_shape) != 1:
         return None
     slopes = [b.activation.slope for b in chain]

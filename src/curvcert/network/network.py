@@ -23,7 +23,7 @@ from curvcert.network.nodes import (
 )
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
 from curvcert.network.rewriting.fusion import fused
-from curvcert.network.rewriting.units import Unit, units_of, units_of_chain
+from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit, units_of, units_of_chain
 from curvcert.network.sweeps import AbstractBackward, AbstractForward
 from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
@@ -84,9 +84,19 @@ class Network:
         return tuple(link.block for link in self.chain)
 
     @cached_property
-    def units(self) -> tuple[Unit, ...]:
+    def units(self) -> tuple[AbstractUnit, ...]:
         """The network as blocks that each read one or several earlier values; those of a chain are its `blocks`."""
         return units_of_chain(self.nodes, self.chain) if self.is_chain else units_of(self.nodes)
+
+    @property
+    def pools(self) -> bool:
+        """Whether there is max-pooling, for which many bounds have no rule."""
+        return any(isinstance(node, MaxPoolNode) for node in self.nodes)
+
+    @property
+    def activated(self) -> tuple[ActivatedUnit, ...]:
+        """The units that have an activation."""
+        return tuple(unit.activated for unit in self.units if unit.activated is not None)
 
     def up_to(self, value: int) -> "Network":
         """Return the network whose output is one of the values inside."""
@@ -250,10 +260,8 @@ class Network:
     @property
     def is_smooth(self) -> bool:
         """Whether every node has a curvature constant."""
-        nodes = self.nodes
-        return not any(isinstance(node, MaxPoolNode) for node in nodes) and all(
-            node.activation.curvature is not None for node in nodes if isinstance(node, ElementwiseNode)
-        )
+        nodes = (node for node in self.nodes if isinstance(node, ElementwiseNode))
+        return not self.pools and all(node.activation.curvature is not None for node in nodes)
 
     def require_smooth(self) -> None:
         """Raise unless every node has a curvature constant."""

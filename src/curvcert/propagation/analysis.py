@@ -24,11 +24,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvcert.errors import UnsupportedModule
-from curvcert.network import Affine, Block, Network
+from curvcert.network import Block, Network
 from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.network.nodes import NonlinearNode
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.propagation.covectors import Backward, Covectors
@@ -73,7 +72,7 @@ class UnitFacts:
         return self.norms.norm(op, self.p, self.p)
 
     @property
-    def last(self) -> Unit:
+    def last(self) -> AbstractUnit:
         """The unit that gives the output."""
         return self.network.units[-1]
 
@@ -85,11 +84,9 @@ class UnitFacts:
     @cached_property
     def jacobians_fit(self) -> bool:
         """Whether Jacobians of every value are small enough to be formed, in l2."""
-        units = self.network.units
-        if self.p != 2 or not all(isinstance(unit.block, Affine | Block) for unit in units):
+        if self.p != 2 or self.network.pools:
             return False
-        widths = [u.block.W.out_size if isinstance(u.block, Block) else math.prod(u.block.out_shape) for u in units]
-        return max(widths) * math.prod(self.network.in_shape) <= JACOBIAN_ELEMENTS
+        return max(unit.widest for unit in self.network.units) * math.prod(self.network.in_shape) <= JACOBIAN_ELEMENTS
 
     @cached_property
     def covectors_fit(self) -> bool:
@@ -150,10 +147,9 @@ class AtPoints(AbstractAnalysis):
     def reaches(self) -> Mapping[int, Reach]:
         """Where the pre-activations are, by their numbers."""
         found = {}
-        for unit in self.facts.network.units:
-            if unit.z is not None:
-                z = self.evaluation.values[unit.z]
-                found[unit.z] = Reach(z, torch.zeros_like(z.value), torch.zeros_like(z.value))
+        for unit in self.facts.network.activated:
+            z = self.evaluation.values[unit.z]
+            found[unit.z] = Reach(z, torch.zeros_like(z.value), torch.zeros_like(z.value))
         return found
 
     @cached_property
@@ -161,8 +157,7 @@ class AtPoints(AbstractAnalysis):
         """Enclosures of the slopes."""
         return {
             unit.hidden: slopes_within(unit.block.activation, self.reaches[unit.z])
-            for unit in self.facts.network.units
-            if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None
+            for unit in self.facts.network.activated
         }
 
     @cached_property
@@ -170,8 +165,7 @@ class AtPoints(AbstractAnalysis):
         """Enclosures of the slopes that are seen from the points, to anywhere, by the activations' numbers."""
         return {
             unit.hidden: anchored_slopes(unit.block.activation, self.evaluation.values[unit.z])
-            for unit in self.facts.network.units
-            if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None
+            for unit in self.facts.network.activated
         }
 
     @cached_property
@@ -238,7 +232,7 @@ class OverBalls(AbstractAnalysis):
 
     def _narrowed(self, value: int, moved: Moved) -> Moved:
         """Return the range of a pre-activation cut with what units know of it; and carry on from there."""
-        units = [unit for unit in self.facts.network.units if unit.z == value]
+        units = [unit for unit in self.facts.network.activated if unit.z == value]
         for unit in units:
             self._carry(unit, moved)
         if not units:
@@ -246,7 +240,7 @@ class OverBalls(AbstractAnalysis):
         reach = self.reaches[value]
         return cut(reach.fall, reach.rise, moved.length, self.facts.p)
 
-    def _carry(self, unit: Unit, moved: Moved | None = None) -> None:
+    def _carry(self, unit: AbstractUnit, moved: Moved | None = None) -> None:
         """Carry the balls through a unit, and through those before it."""
         if unit.output in self._carried:
             return
@@ -254,19 +248,19 @@ class OverBalls(AbstractAnalysis):
         for source in unit.sources:
             if source not in self._carried:
                 self._carry(self._giving[source])
-        block, last = unit.block, unit is self.facts.last
+        bent, last = unit.activated, unit is self.facts.last
         read = Read.of([self._images[source] for source in unit.sources]) if self._images else None
-        if isinstance(block, Block):
-            self._bend(unit, block, read, moved)
+        if bent is not None:
+            self._bend(bent, read, moved)
         if last:
             return
         growth = from_centre = self.facts.constants()[unit.output].expand(len(self.radius))
-        if isinstance(block, Block):
-            slopes, z = self.slopes[_number(unit.hidden)], self.evaluation.values[_number(unit.z)]
-            growth = torch.minimum(growth, self._sloped(block, slopes))
+        if bent is not None:
+            slopes, z = self.slopes[bent.hidden], self.evaluation.values[bent.z]
+            growth = torch.minimum(growth, self._sloped(bent.block, slopes))
             # From the centre a neuron is also no steeper than seen from its own value there.
-            seen = slopes.intersect(anchored_slopes(block.activation, z))
-            from_centre = torch.minimum(growth, self._sloped(block, seen))
+            seen = slopes.intersect(anchored_slopes(bent.block.activation, z))
+            from_centre = torch.minimum(growth, self._sloped(bent.block, seen))
         everywhere = self.facts.prefixes()[unit.output]
         prefix = torch.minimum(self._moved(unit, self.prefixes, growth), everywhere)
         if read is not None:
@@ -277,12 +271,11 @@ class OverBalls(AbstractAnalysis):
         self.growths[unit.output], self.prefixes[unit.output] = growth, prefix
         self._distances[unit.output] = inflate(distance, gamma(8))
 
-    def _bend(self, unit: Unit, block: Block, read: Read | None, moved: Moved | None) -> None:
+    def _bend(self, unit: ActivatedUnit, read: Read | None, moved: Moved | None) -> None:
         """Find the range of a unit's pre-activation, its Jacobian and its slopes."""
-        z, hidden = _number(unit.z), _number(unit.hidden)
-        far = self._farthest(unit, block)
+        z, far = unit.z, self._farthest(unit)
         if read is not None:
-            J = read.of_neurons(block, self.facts.norms)
+            J = read.of_neurons(unit.block, self.facts.norms)
             by_jacobian = inflate((J.rows + J.drift[:, None]) * self.radius[:, None], gamma(8))
             far, self.jacobians[z] = torch.fmin(far, by_jacobian.reshape(far.shape)), J
         sides = (far, far) if moved is None else (torch.fmin(far, moved.fall), torch.fmin(far, moved.rise))
@@ -290,35 +283,26 @@ class OverBalls(AbstractAnalysis):
             known = self.reaches[z]
             sides = (torch.fmin(sides[0], known.fall), torch.fmin(sides[1], known.rise))
         self.reaches[z] = Reach(self.evaluation.values[z], *sides)
-        self.slopes[hidden] = slopes_within(block.activation, self.reaches[z])
+        self.slopes[unit.hidden] = slopes_within(unit.block.activation, self.reaches[z])
 
-    def _farthest(self, unit: Unit, block: Block) -> Tensor:
+    def _farthest(self, unit: ActivatedUnit) -> Tensor:
         """Bound how far each neuron moves, given how far each value that the unit reads does."""
         total = torch.zeros((), dtype=torch.float64, device=self.radius.device)
-        for W, source in zip(unit.parts or (block.W,), unit.sources, strict=True):
+        for W, source in zip(unit.maps, unit.sources, strict=True):
             rows = self.facts.norms.row_norms(W, conjugate(self.facts.p))
             total = total + self._distances[source].reshape(-1, *(1,) * rows.dim()) * rows
         return inflate(total, gamma(len(unit.sources)))
 
-    def _image(self, unit: Unit, read: Read, growth: Tensor) -> Images:
+    def _image(self, unit: AbstractUnit, read: Read, growth: Tensor) -> Images:
         """Return the Jacobian of the value that a unit gives."""
-        block, norms = unit.block, self.facts.norms
-        if not isinstance(block, Block):
-            assert isinstance(block, Affine)  # Jacobians are formed behind no other
-            return read.straight(unit, block, growth, norms)
-        z, hidden = _number(unit.z), _number(unit.hidden)
-        S = block.activation.derivative(self.evaluation.values[z].value)
-        return read.bent(unit, block, self.jacobians[z], S, self.slopes[hidden], growth, norms)
+        bent, norms = unit.activated, self.facts.norms
+        if bent is None:
+            return read.straight(unit, growth, norms)
+        S = bent.block.activation.derivative(self.evaluation.values[bent.z].value)
+        return read.bent(bent, self.jacobians[bent.z], S, self.slopes[bent.hidden], growth, norms)
 
     def _sloped(self, block: Block, slopes: Slopes) -> Tensor:
         return block_growth(block, slopes, self.facts.p, self.facts.norms)
 
-    def _moved(self, unit: Unit, sizes: Mapping[int, Tensor], growth: Tensor) -> Tensor:
+    def _moved(self, unit: AbstractUnit, sizes: Mapping[int, Tensor], growth: Tensor) -> Tensor:
         return moved_through(unit, [sizes[source] for source in unit.sources], growth, self.facts.p, self.facts.norm)
-
-
-def _number(node: int | None) -> int:
-    """Return the number of a node that every block with an activation has."""
-    if node is None:
-        raise UnsupportedModule("An activation's block does not know its nodes.")
-    return node

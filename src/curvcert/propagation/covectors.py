@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.network import Affine, Block, Network
+from curvcert.network import Block, Network
 from curvcert.network.evaluation import Evaluation
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.norms import conjugate, vector_norm
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error, rounding_length
@@ -89,18 +89,18 @@ class Backward:
                 found[source] = self._joined(found[source], covectors) if source in found else covectors
         return found
 
-    def _sent(self, unit: Unit, behind: Covectors, exact: bool) -> list[Covectors] | None:
-        """Return what a unit sends to each value that it reads."""
-        if unit.parts and isinstance(unit.block, Affine):
+    def _sent(self, unit: AbstractUnit, behind: Covectors, exact: bool) -> list[Covectors] | None:
+        """Return what a unit sends to each value that it reads, or None if it has no derivative."""
+        if unit.pools:
+            return None
+        if unit.terms:
             sent = []
-            for A in unit.parts:
+            for A in unit.terms:
                 error = self._rounding(A, behind.value)
                 drift = error if exact else self.norms.norm(A, self.p, self.p) * behind.drift + error
                 sent.append(Covectors(A.adjoint(behind.value), inflate(drift, gamma(8))))
             return sent
         pulled = self._pull_back(unit, behind.value)
-        if pulled is None:
-            return None
         grown = behind.drift if exact else self.growths[unit.output][:, None] * behind.drift
         drift = inflate(grown + pulled[1], gamma(8))
         return [Covectors(value, drift) for value in unit.split(pulled[0])]
@@ -111,14 +111,13 @@ class Backward:
         rounding = 2 * UNIT_ROUNDOFF * self.size(value)
         return Covectors(value, inflate(left.drift + right.drift + rounding, gamma(8)))
 
-    def _pull_back(self, unit: Unit, g: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _pull_back(self, unit: AbstractUnit, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next covectors and what one block adds to their drift."""
-        block = unit.block
-        if isinstance(block, Affine):
-            return block.H.adjoint(g), self._rounding(block.H, g)
-        if not isinstance(block, Block) or unit.z is None or unit.hidden is None:
-            return None
-        S, slopes = block.activation.derivative(self.evaluation.values[unit.z].value), self.slopes[unit.hidden]
+        bent = unit.activated
+        if bent is None:
+            return unit.H.adjoint(g), self._rounding(unit.H, g)
+        block = bent.block
+        S, slopes = block.activation.derivative(self.evaluation.values[bent.z].value), self.slopes[bent.hidden]
         gap = inflate(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 0.0).unsqueeze(1)
         pulled = block.G.adjoint(g)
         inner = S.unsqueeze(1) * pulled

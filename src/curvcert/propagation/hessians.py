@@ -16,15 +16,13 @@ place of :math:`|u_{kl}| c_{kl}`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.types import Side
-from curvcert.network import Block, Network
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import ActivatedUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
@@ -39,35 +37,18 @@ _BATCHED_GRAM = 128
 """Largest layer with one eigenvalue problem per sample and output."""
 
 
-@dataclass(frozen=True, eq=False)
-class Term:
-    """A unit with an activation: its block, and the numbers of its pre-activation and of the activation."""
-
-    unit: Unit
-    block: Block
-    z: int
-    hidden: int
-
-
-def terms_of(network: Network) -> Iterator[Term]:
-    """Yield the units that add to curvature."""
-    for unit in network.units:
-        if isinstance(unit.block, Block) and unit.z is not None and unit.hidden is not None:
-            yield Term(unit, unit.block, unit.z, unit.hidden)
-
-
 def total_curvature(balls: OverBalls, covectors: Mapping[int, Covectors]) -> Tensor:
     """Bound the curvature of every output over the balls, (batch, outputs), by what is known there alone."""
     total, inf = torch.zeros_like(covectors[0].drift), torch.full((), torch.inf).to(balls.radius)
     anywhere = Interval(-inf, inf)
-    for term in terms_of(balls.facts.network):
-        total = total + curvature_term(balls, term, balls.prefix, covectors[term.unit.output], anywhere)
+    for unit in balls.facts.network.activated:
+        total = total + curvature_term(balls, unit, balls.prefix, covectors[unit.output], anywhere)
     return inflate(total, gamma(8 * len(balls.facts.network.units)))
 
 
 def curvature_term(
     balls: OverBalls,
-    term: Term,
+    unit: ActivatedUnit,
     prefix: Callable[[int], Tensor],
     behind: Covectors,
     most: Interval,
@@ -77,8 +58,8 @@ def curvature_term(
 
     `prefix` returns Lipschitz constants over the balls of x -> v; `most` encloses each entry of u anywhere.
     """
-    norms, p, block, z = balls.facts.norms, balls.facts.p, term.block, term.z
-    L = stacked_size([prefix(source) for source in term.unit.sources], p)
+    norms, p, block, z = balls.facts.norms, balls.facts.p, unit.block, unit.z
+    L = stacked_size([prefix(source) for source in unit.sources], p)
     low, high = curvature_range_within(block.activation, balls.reaches[z])
     c, one = torch.maximum(low.abs(), high.abs()), torch.ones_like(low)
     low, high = low.unsqueeze(1), high.unsqueeze(1)

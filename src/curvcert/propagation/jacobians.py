@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.network import Affine, Block
-from curvcert.network.rewriting.units import Unit
+from curvcert.network import Block
+from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
@@ -126,15 +126,16 @@ class Read:
         drift = inflate(norms.norm(block.W, 2, 2) * stacked_size(self.drifts, 2) + rounding, gamma(8))
         return Images(block.W.apply(self.X), drift).jacobian
 
-    def straight(self, unit: Unit, block: Affine, growth: Tensor, norms: NormBounds) -> Images:
-        """Return the Jacobian behind an affine block."""
-        drift = self._grown(unit, growth, norms) + _frobenius(image_error(block.H, self.X))
-        return Images(block.H.apply(self.X), inflate(drift, gamma(8)))
+    def straight(self, unit: AbstractUnit, growth: Tensor, norms: NormBounds) -> Images:
+        """Return the Jacobian behind a unit without an activation."""
+        drift = self._grown(unit, growth, norms) + _frobenius(image_error(unit.H, self.X))
+        return Images(unit.H.apply(self.X), inflate(drift, gamma(8)))
 
     def bent(
-        self, unit: Unit, block: Block, J: Jacobian, S: Tensor, slopes: Slopes, growth: Tensor, norms: NormBounds
+        self, unit: ActivatedUnit, J: Jacobian, S: Tensor, slopes: Slopes, growth: Tensor, norms: NormBounds
     ) -> Images:
         """Return the Jacobian behind a block, given that of its pre-activation and computed slopes there."""
+        block = unit.block
         gap = inflate(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 0.0)
         inner = S.unsqueeze(1) * J.J.mT.reshape(len(S), -1, *block.W.out_shape)
         steepest = slopes.steepest.flatten(1).amax(dim=1)
@@ -144,7 +145,7 @@ class Read:
         step = norms.norm(block.G, 2, 2) * inflate(off, gamma(8)) + rounding
         return Images(result, inflate(self._grown(unit, growth, norms) + step, gamma(8)))
 
-    def _grown(self, unit: Unit, growth: Tensor, norms: NormBounds) -> Tensor:
+    def _grown(self, unit: AbstractUnit, growth: Tensor, norms: NormBounds) -> Tensor:
         return moved_through(unit, self.drifts, growth, 2, lambda A: norms.norm(A, 2, 2))
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import Activation, anchored_slope_range, derivative_range, second_derivative_range
-from curvcert.network import Affine, Block
+from curvcert.network import Block
 from curvcert.network.evaluation import Computed
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.weighted import weighted_norm_upper_bound
 from curvcert.propagation.relaxation import Reach
@@ -86,15 +86,15 @@ def stacked_size(sizes: Sequence[Tensor], p: float) -> Tensor:
 
 
 def moved_through(
-    unit: Unit, sizes: Sequence[Tensor], constant: Tensor, p: float, norm: Callable[[AbstractLinearMap], Tensor]
+    unit: AbstractUnit, sizes: Sequence[Tensor], constant: Tensor, p: float, norm: Callable[[AbstractLinearMap], Tensor]
 ) -> Tensor:
     """Return how far what a unit gives moves, one per sample, given how far what it reads does.
 
     `constant` is that of its block on what it reads, stacked; a sum of values also moves no further than its terms.
     """
     moved = stacked_size(sizes, p) * constant
-    if unit.parts and isinstance(unit.block, Affine):
-        terms = [size * norm(A) for size, A in zip(sizes, unit.parts, strict=True)]
+    if unit.terms:
+        terms = [size * norm(A) for size, A in zip(sizes, unit.terms, strict=True)]
         moved = torch.minimum(moved, torch.stack(terms).sum(dim=0))
     return inflate(moved, gamma(4 + 2 * len(sizes)))
 

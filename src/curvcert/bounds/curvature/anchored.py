@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from curvcert.activations import anchored_curvature_range, second_derivative_range
-from curvcert.bounds.curvature.compositional import block_lipschitz, curvature_of_values
+from curvcert.bounds.curvature.compositional import curvature_of_values, unit_lipschitz
 from curvcert.bounds.curvature.unrolled import unrolled_terms
 from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.anchored import anchored_constants_of_values
@@ -34,7 +34,7 @@ from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
 from curvcert.bounds.types import Bound, LayerTerm
 from curvcert.network import Block
 from curvcert.network.evaluation import Computed
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
@@ -87,7 +87,7 @@ def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[in
 class Step:
     """What the recursions need of one unit: global, anchored and pointwise constants."""
 
-    unit: Unit
+    unit: AbstractUnit
     last: bool
     lipschitz: Tensor
     growth: Tensor
@@ -104,20 +104,20 @@ def _steps(problem: Problem, points: OverBalls) -> list[Step]:
     jacobians = {value: torch.minimum(anchored[value], points.prefix(value)) for value in points.prefixes}
     steps = []
     for unit in problem.network.units:
-        block, last = unit.block, unit is points.facts.last
+        bent, last = unit.activated, unit is points.facts.last
         prefix, L, jacobian = (_of_stacked(table, unit, p) for table in (everywhere, anchored, jacobians))
-        lipschitz, growth = block_lipschitz(block, problem, norms, last), points.growths.get(unit.output)
+        lipschitz, growth = unit_lipschitz(unit, problem, norms, last), points.growths.get(unit.output)
         constants, omega = None, lipschitz.new_zeros(len(L), *lipschitz.shape)
-        if isinstance(block, Block) and unit.z is not None and unit.hidden is not None:
-            constants = anchored_constants(block, points.evaluation.values[unit.z])
-            omega = _anchored_block_curvature(block, constants, problem, last)
-            growth = sloped_growth(block, points.slopes[unit.hidden], problem, last) if growth is None else growth
+        if bent is not None:
+            constants = anchored_constants(bent.block, points.evaluation.values[bent.z])
+            omega = _anchored_block_curvature(bent.block, constants, problem, last)
+            growth = sloped_growth(bent.block, points.slopes[bent.hidden], problem, last) if growth is None else growth
         growth = lipschitz.expand(omega.shape) if growth is None else growth
         steps.append(Step(unit, last, lipschitz, growth, prefix, L, jacobian, omega, constants))
     return steps
 
 
-def _of_stacked(table: dict[int, Tensor], unit: Unit, p: float) -> Tensor:
+def _of_stacked(table: dict[int, Tensor], unit: AbstractUnit, p: float) -> Tensor:
     """Return the constant of what a unit reads, stacked, from those of the values."""
     return stacked_size([table[source] for source in unit.sources], p)
 
@@ -190,11 +190,11 @@ def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step],
     covectors = points.gradients_of()
     total = torch.zeros(len(problem.anchor), problem.network.outputs, dtype=torch.float64, device=problem.anchor.device)
     for step in steps:
-        unit, block = step.unit, step.unit.block
-        if unit.hidden is None:
+        unit = step.unit.activated
+        if unit is None:
             continue
-        term = terms[unit.hidden]
-        if covectors is not None and isinstance(block, Block) and step.constants is not None:
+        term, block = terms[unit.hidden], unit.block
+        if covectors is not None and step.constants is not None:
             u, drift = activation_gradients(block, covectors[unit.output], problem.p, problem.norms)
             sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
             bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)

@@ -25,7 +25,8 @@ from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.bounds.types import Bound, Global, LayerTerm
-from curvcert.network import AbstractBlock, Affine, Block
+from curvcert.network import Block
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.propagation.slopes import stacked_size
@@ -56,23 +57,21 @@ def _recursion(
     for unit in units:
         block, last = unit.block, unit is units[-1]
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
-        omega, name = last_or_inner_curvature(block, problem, norms, block_bounds, last)
+        omega, name = last_or_inner_curvature(unit, problem, norms, block_bounds, last)
         before = [found[source] for source in unit.sources]
-        grown = composed(unit, before, block_lipschitz(block, problem, norms, last), problem, last, norms)
+        grown = composed(unit, before, unit_lipschitz(unit, problem, norms, last), problem, last, norms)
         K = found[unit.output] = inflate(omega * L * L + grown, gamma(8))
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
     return found, per_layer
 
 
 def last_or_inner_curvature(
-    block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None, last: bool
+    unit: AbstractUnit, problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None, last: bool
 ) -> tuple[Tensor, str]:
-    """Return a block's curvature in the norms of its place in the network, and the bound's name.
-
-    `last` tells the place: the same block may stand in several.
-    """
-    if not isinstance(block, Block):
+    """Return the curvature of a unit's block in the norms of its place in the network, and the bound's name."""
+    if unit.activated is None:
         return torch.zeros((), dtype=torch.float64, device=problem.network.device), "affine"
+    block = unit.activated.block
     if last and problem.scalars:
         return block.activation.curvature_c * last_block_forms(block, problem, norms), "read-out folded"
     return block_curvature(block, problem.p, problem.q if last else problem.p, norms, block_bounds)
@@ -85,23 +84,20 @@ def last_block_forms(block: Block, problem: Problem, norms: AbstractNorms[R]) ->
     return problem.once("last block", lambda: [scalar_block_forms(block, problem.p, norms, problem.side)])[0]
 
 
-def block_lipschitz(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
-    r"""Return the lesser of a block's product bound and its loop-transformed one.
+def unit_lipschitz(unit: AbstractUnit, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
+    r"""Return the lesser of the product bound of a unit's block and its loop-transformed one.
 
     .. math:: \|H + \tfrac{\alpha + \beta}{2} GW\| + \tfrac{\beta - \alpha}{2} \|G\| \|W\|
 
     Reference: Entesari et al. (ICML 2024), equation `eq:LipLT single layer`.
     """
-    product = block_product(block, problem, norms, last)
-    if not isinstance(block, Block | Affine):
+    product = block_product(unit.block, problem, norms, last)
+    if unit.activated is None:
         return product
-    parts = loop_transformed(block)
-    if parts.rest is None:
-        return product
-    rho, G, W = parts.rest
+    parts = loop_transformed(unit.activated.block)
 
     def outer(op: AbstractLinearMap) -> Tensor:
         return problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p)
 
-    transformed = outer(parts.linear) + rho * outer(G) * norms.norm(W, problem.p, problem.p)
+    transformed = outer(parts.linear) + parts.rho * outer(parts.G) * norms.norm(parts.W, problem.p, problem.p)
     return torch.minimum(product, transformed)

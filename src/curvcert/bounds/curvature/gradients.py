@@ -23,13 +23,13 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
-from curvcert.network import AbstractBlock, Affine, Block
+from curvcert.network import Block
 from curvcert.network.rewriting.levels import Level, levels_of
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, Composition, Identity, Zero
 from curvcert.operators.norm_rule import AbstractNorms, R
@@ -41,8 +41,8 @@ from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
 _CHAIN_ELEMENTS = 2**23
 """Basis vectors of a map's smaller end, in numbers at its widest, up to which it is bounded as one map."""
 
-Constant = Callable[[AbstractBlock, Problem, AbstractNorms[R], bool], Tensor]
-"""A rule for the Lipschitz constant of a block; the last argument tells whether it is the last."""
+Constant = Callable[[AbstractUnit, Problem, AbstractNorms[R], bool], Tensor]
+"""A rule for the Lipschitz constant of a unit; the last argument tells whether it is the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +64,21 @@ class GradientBound:
 
 def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Tensor]:
     """Return the dual-norm bounds gamma_k, (outputs,), by the number of each activation."""
-    return _GradientSizes(problem, norms, block_product).activations
+    return _GradientSizes(problem, norms, _product).activations
 
 
 def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> dict[int, GradientBound]:
     """Return bounds on the gradient of each scalar output, by the number of each activation."""
-    sizes, network = _GradientSizes(problem, norms, block_lipschitz), problem.network
+    sizes, network = _GradientSizes(problem, norms, unit_lipschitz), problem.network
     eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
     eye = eye.reshape(network.outputs, *network.out_shape)
     # The norm of column l of A bounds the l-th entry of A'w: |(A'w)_l| <= ||A_:l||_p ||w||_{p*}.
-    capped = {unit.z for unit in network.units}
+    capped = {unit.z for unit in network.activated}
     domain = GradientIntervals(sizes.of_nodes(), capped, lambda A: norms.row_norms(A.T, problem.p))
     intervals = domain.sweep(network.nodes, Interval(eye, eye))
     return {
         unit.hidden: GradientBound(sizes.activations[unit.hidden], intervals[unit.hidden], sizes.behind(unit))
-        for unit in network.units
-        if unit.hidden is not None
+        for unit in network.activated
     }
 
 
@@ -93,7 +92,7 @@ class _GradientSizes(Generic[R]):
         self._problem, self._norms, self._constant = problem, norms, constant
         self._units, self._paths = problem.network.units, PathMaps(problem.network.nodes)
         self._end = self._units[-1].output
-        self._readers: dict[int, list[tuple[Unit, int]]] = {}
+        self._readers: dict[int, list[tuple[AbstractUnit, int]]] = {}
         for unit in self._units:
             for place, source in enumerate(unit.sources):
                 self._readers.setdefault(source, []).append((unit, place))
@@ -102,7 +101,7 @@ class _GradientSizes(Generic[R]):
         self.activations: dict[int, Tensor] = {}
         self._of_level: dict[Level, Tensor] = {}
         self._levels = levels_of(problem.network.nodes)
-        self._bent = {unit.hidden: (k, unit) for k, unit in enumerate(self._units) if unit.hidden is not None}
+        self._bent = {unit.hidden: unit for unit in problem.network.activated}
         # From the end on: deep networks then need no deep recursion.  No path leads within a level.
         for place in range(len(self._levels) - 1, -1, -1):
             self._bound_level(place)
@@ -110,31 +109,30 @@ class _GradientSizes(Generic[R]):
     @cached_property
     def _plain(self) -> bool:
         """Whether the network has no skips: the blocks' own constants then say nothing that norms do not."""
-        residual = any(isinstance(unit.block, Block) and unit.block.is_residual for unit in self._units)
+        residual = any(unit.is_residual for unit in self._units)
         return not residual and all(
             len(unit.sources) == len(self._readers[unit.sources[0]]) == 1 for unit in self._units
         )
 
-    def behind(self, unit: Unit) -> Tensor | None:
+    def behind(self, unit: ActivatedUnit) -> Tensor | None:
         """Bound the gradient with respect to the output of a residual block that is not the last."""
-        residual = isinstance(unit.block, Block) and unit.block.is_residual
-        return self._of_value(unit.output) if residual and unit.output != self._end else None
+        return self._of_value(unit.output) if unit.is_residual and unit.output != self._end else None
 
     def of_nodes(self) -> dict[int, Tensor]:
         """Return what is known, by the numbers of nodes: activations, pre-activations, and beside skips the rest."""
         ends = {0, *(unit.output for unit in self._units)}
         found = {}
-        for unit in self._units:
-            if isinstance(unit.block, Block) and unit.hidden is not None and unit.z is not None:
-                found[unit.hidden] = self.activations[unit.hidden]
-                if unit.z not in ends:
-                    found[unit.z] = _steepest(unit.block) * found[unit.hidden]
+        for unit in self._bent.values():
+            found[unit.hidden] = self.activations[unit.hidden]
+            if unit.z not in ends:
+                found[unit.z] = _steepest(unit.block) * found[unit.hidden]
         if not self._plain:
             found |= {value: self._of_value(value) for value in ends - {0, self._end} if value not in found}
         return found
 
-    def _of_activation(self, k: int, unit: Unit, block: Block, hidden: int) -> Tensor:
+    def _of_activation(self, unit: ActivatedUnit) -> Tensor:
         """Return gamma_k, given those of later units."""
+        block, hidden = unit.block, unit.hidden
         if unit.output == self._end:
             return inflate(self._problem.final_norm(block.G, self._norms), 0.0)
         candidates = []
@@ -142,7 +140,7 @@ class _GradientSizes(Generic[R]):
             candidates.append(self._sent_back(unit.output, block.G))
         if isinstance(block.G, Identity) or not self._plain:
             candidates.append(self._norm(block.G) * self._of_value(unit.output))
-        passed = None if self._plain else self._passed(k, unit, block)
+        passed = None if self._plain else self._passed(unit)
         later = self._levels[1 + next(place for place, level in enumerate(self._levels) if hidden in level) :]
         candidates.append(self._sum((hidden,), later, passed))
         return torch.stack(candidates).amin(dim=0)
@@ -151,11 +149,10 @@ class _GradientSizes(Generic[R]):
         """Bound the activations of a level, given all levels above it: one by one, and as one vector."""
         level = tuple(number for number in self._levels[place] if number in self._bent)
         for hidden in reversed(level):
-            k, unit = self._bent[hidden]
+            unit = self._bent[hidden]
             if not self._plain and unit.output != self._end:
                 self._of_value(unit.output)
-            assert isinstance(unit.block, Block)
-            self.activations[hidden] = self._of_activation(k, unit, unit.block, hidden)
+            self.activations[hidden] = self._of_activation(unit)
         if len(level) > 1:
             alone = torch.stack([self.activations[hidden] for hidden in level])
             separate = norm_upper_bound_of_vectors(alone, conjugate(self._problem.p), 0)
@@ -169,15 +166,14 @@ class _GradientSizes(Generic[R]):
         network = self._problem.network
         total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
         for level in later:
-            paths = {j: path for j in level if (path := self._path(self._bent[j][1].z, starts)) is not None}
+            paths = {j: path for j in level if (path := self._path(self._bent[j].z, starts)) is not None}
             if not paths:
                 continue
             share, rests = torch.zeros_like(total), list[AbstractLinearMap]()
             for j, path in paths.items():
-                unit = self._bent[j][1]
-                assert isinstance(unit.block, Block)
+                unit = self._bent[j]
                 rho = rest_slope(unit.block.activation)
-                share = share + rho * self._link(path, unit, unit.block, passed) * self.activations[j]
+                share = share + rho * self._link(path, unit, passed) * self.activations[j]
                 rests.append(rho * path)
             if len(rests) > 1 and level in self._of_level and (passed is None or all(map(_is_small, rests))):
                 share = torch.minimum(share, self._norm(on_top_of_each_other(rests)) * self._of_level[level])
@@ -209,52 +205,54 @@ class _GradientSizes(Generic[R]):
         sent = [self._sent(unit, place, G) for unit, place in self._readers[value]]
         return inflate(torch.stack(sent).sum(dim=0), gamma(2 * len(sent) + 8))
 
-    def _sent(self, unit: Unit, place: int, G: AbstractLinearMap | None) -> Tensor:
-        block, last = unit.block, unit.output == self._end
-        if isinstance(block, Affine):
-            part = _through(unit.parts[place] if unit.parts else block.H, G)
+    def _sent(self, unit: AbstractUnit, place: int, G: AbstractLinearMap | None) -> Tensor:
+        bent, last = unit.activated, unit.output == self._end
+        if bent is None:
+            part = _through(unit.terms[place] if unit.terms else unit.H, G)
             if last:
                 return self._problem.final_norm(part, self._norms)
             return self._norm(part) * self._of_value(unit.output)
-        assert isinstance(block, Block)
-        assert unit.hidden is not None
-        bent = _steepest(block) * self.activations[unit.hidden]
+        block, steep = bent.block, _steepest(bent.block) * self.activations[bent.hidden]
         if not block.is_residual:
-            return self._norm(_through(unit.parts[place] if unit.parts else block.W, G)) * bent
+            return self._norm(_through(bent.maps[place], G)) * steep
         whole = self._of_unit(unit) if last else self._of_unit(unit) * self._of_value(unit.output)
         if G is not None:
             return whole * self._norm(G)
         skip = self._problem.final_norm(block.H, self._norms) if last else self._norm(block.H)
         skip = skip if last else skip * self._of_value(unit.output)
-        return torch.minimum(whole, self._norm(block.W) * bent + skip)
+        return torch.minimum(whole, self._norm(block.W) * steep + skip)
 
-    def _passed(self, k: int, unit: Unit, block: Block) -> dict[int, Tensor]:
+    def _passed(self, unit: ActivatedUnit) -> dict[int, Tensor]:
         """Bound how far later values move for a unit of an activation, by the constants of the blocks between."""
-        found = {unit.output: self._norm(block.G)}
-        for later in self._units[k + 1 : -1]:
+        found = {unit.output: self._norm(unit.block.G)}
+        for later in self._units[self._units.index(unit) + 1 : -1]:
             if any(source in found for source in later.sources):
                 moved = [found.get(source, torch.zeros_like(found[unit.output])) for source in later.sources]
                 constant = self._of_unit(later)
                 found[later.output] = composed(later, moved, constant, self._problem, False, self._norms)
         return found
 
-    def _link(self, reach: AbstractLinearMap, unit: Unit, block: Block, passed: dict[int, Tensor] | None) -> Tensor:
+    def _link(self, reach: AbstractLinearMap, unit: ActivatedUnit, passed: dict[int, Tensor] | None) -> Tensor:
         """Bound the norm of a path map: as one map, or by `passed` where that is large, and W behind it."""
         if passed is None:
             return self._norm(reach)
-        parts = zip(unit.sources, unit.parts or (block.W,), strict=True)
+        parts = zip(unit.sources, unit.maps, strict=True)
         products = [self._norm(W) * passed[source] for source, W in parts if source in passed]
         product = torch.stack(products).sum(dim=0)
         return torch.minimum(self._norm(reach), product) if _is_small(reach) else product
 
-    def _of_unit(self, unit: Unit) -> Tensor:
+    def _of_unit(self, unit: AbstractUnit) -> Tensor:
         if unit.output not in self._constants:
             last = unit.output == self._end
-            self._constants[unit.output] = self._constant(unit.block, self._problem, self._norms, last)
+            self._constants[unit.output] = self._constant(unit, self._problem, self._norms, last)
         return self._constants[unit.output]
 
     def _norm(self, op: AbstractLinearMap) -> Tensor:
         return self._problem.inner_norm(op, self._norms)
+
+
+def _product(unit: AbstractUnit, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
+    return block_product(unit.block, problem, norms, last)
 
 
 def _steepest(block: Block) -> float:

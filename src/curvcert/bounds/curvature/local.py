@@ -18,7 +18,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import SIDES, Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
-from curvcert.propagation.hessians import curvature_term, terms_of
+from curvcert.propagation.hessians import curvature_term
 from curvcert.rounding import gamma, inflate
 
 
@@ -48,12 +48,12 @@ def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int,
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
     prefixes = _prefixes(problem, balls)
     total, per_layer = torch.zeros_like(covectors[0].drift), []
-    for term in terms_of(problem.network):
-        behind, most = covectors[term.unit.output], gradients[term.hidden].interval
-        here = curvature_term(balls, term, prefixes.__getitem__, behind, most, problem.side)
-        value = torch.minimum(here, everywhere[term.hidden])
+    for unit in problem.network.activated:
+        behind, most = covectors[unit.output], gradients[unit.hidden].interval
+        here = curvature_term(balls, unit, prefixes.__getitem__, behind, most, problem.side)
+        value = torch.minimum(here, everywhere[unit.hidden])
         total = total + value
-        per_layer.append(LayerTerm(term.block.name, "term", value, "local"))
+        per_layer.append(LayerTerm(unit.block.name, "term", value, "local"))
     K, network = problem.shaped(inflate(total, gamma(8 * len(problem.network.units)))), problem.network
     found = problem.norms.result(K, problem.p, problem.q, problem.scope, "local", tuple(per_layer), network.assumes)
     return replace(found, side=problem.side)

@@ -47,10 +47,8 @@ def reason_to_skip_crc(problem: Problem) -> str | None:
         return "crc: needs p = 2"
     if not problem.network.is_chain:
         return "crc: needs a chain of blocks"
-    for block in problem.network.blocks:
-        if not isinstance(block, Block) or block.is_residual:
-            return "crc: needs a feed-forward network"
-    return None
+    plain = all(unit.activated is not None and not unit.is_residual for unit in problem.network.units)
+    return None if plain else "crc: needs a feed-forward network"
 
 
 def crc_bound(problem: Problem) -> Bound:
@@ -67,7 +65,7 @@ def crc_eigenvalue_bounds(problem: Problem) -> tuple[Tensor, Tensor, tuple[Layer
     reason = reason_to_skip_crc(problem)
     if reason is not None:
         raise UnsupportedBlock(f"{reason}.")
-    blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
+    blocks = [unit.block for unit in problem.network.activated]
     if len(blocks) == 1:
         return _one_hidden_layer(blocks[0], problem)
     norms, r = problem.norms, torch.ones((), dtype=torch.float64, device=problem.network.device)
@@ -102,7 +100,7 @@ def _gradients(problem: Problem) -> list[Interval]:
     found = GradientIntervals({}, (), lambda A: problem.norms.row_norms(A.T, 2)).sweep(
         network.nodes, Interval(eye, eye)
     )
-    return [found[unit.hidden] for unit in network.units if unit.hidden is not None]
+    return [found[unit.hidden] for unit in network.activated]
 
 
 def _read_out_rows(G: AbstractLinearMap) -> tuple[Tensor, Tensor]:

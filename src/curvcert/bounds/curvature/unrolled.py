@@ -80,9 +80,9 @@ def is_never_above_the_recursion(problem: Problem) -> bool:
     """
     if not problem.scalars or not problem.network.is_chain:
         return False
-    blocks = [block for block in problem.network.blocks if isinstance(block, Block) and not block.is_residual]
-    inside = [block.G for block in blocks[:-1]]
-    return len(blocks) == len(problem.network.blocks) and all(isinstance(G, Identity | Reshape) for G in inside)
+    units = problem.network.activated
+    plain = len(units) == len(problem.network.units) and not any(unit.is_residual for unit in units)
+    return plain and all(isinstance(unit.block.G, Identity | Reshape) for unit in units[:-1])
 
 
 def bends_unevenly(problem: Problem) -> bool:
@@ -112,10 +112,8 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
     prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
     found = {}
-    for unit in units:
+    for unit in problem.network.activated:
         block = unit.block
-        if not isinstance(block, Block) or unit.hidden is None:
-            continue
         gradient, metric = gradients[unit.hidden], metrics.get(unit.hidden)
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
@@ -153,11 +151,10 @@ def _metrics(problem: Problem) -> dict[int, _Prefix]:
     if reason_to_skip_lipsdp(problem) is not None:
         return {}
     found, before = {}, None
-    for k, (unit, metric) in enumerate(zip(problem.network.units, lipsdp_metrics(problem), strict=False)):
-        if isinstance(block := unit.block, Block) and unit.hidden is not None:
-            W = block.W if before is None else block.W @ before
-            found[unit.hidden] = _Prefix(k, W, metric, isinstance(before, Identity | None))
-            before = block.G
+    for k, (unit, metric) in enumerate(zip(problem.network.activated, lipsdp_metrics(problem), strict=False)):
+        W = unit.block.W if before is None else unit.block.W @ before
+        found[unit.hidden] = _Prefix(k, W, metric, isinstance(before, Identity | None))
+        before = unit.block.G
     return found
 
 

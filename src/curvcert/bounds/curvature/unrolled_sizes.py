@@ -34,10 +34,8 @@ def unrolled_sizes_bound(problem: Problem, norms: AbstractNorms[R], block_bounds
     prefixes, sizes, units = growth(problem, norms), gradient_sizes(problem, norms), problem.network.units
     total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
     per_layer = []
-    for unit in units:
+    for unit in problem.network.activated:
         block = unit.block
-        if not isinstance(block, Block) or unit.hidden is None:
-            continue
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if unit is units[-1]:
             term = scalar_block_curvatures(block, problem.p, norms) * L**2

@@ -16,7 +16,6 @@ from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
 from curvcert.bounds.types import Bound, LayerTerm
-from curvcert.network import Block
 from curvcert.propagation.analysis import AtPoints
 
 
@@ -40,11 +39,11 @@ def anchored_constants_of_values(problem: Problem, points: AtPoints, inside: boo
     by_paths = path_constants(problem, points.seen, [unit.output for unit in units] if inside else [])
     found = {0: torch.ones(len(x), dtype=torch.float64, device=x.device)}
     for unit in units:
-        last, block, read = unit is units[-1], unit.block, [found[source] for source in unit.sources]
-        if isinstance(block, Block) and unit.hidden is not None:
-            growth = sloped_growth(block, points.seen[unit.hidden], problem, last)
+        last, bent, read = unit is units[-1], unit.activated, [found[source] for source in unit.sources]
+        if bent is not None:
+            growth = sloped_growth(bent.block, points.seen[bent.hidden], problem, last)
         else:
-            growth = block_product(block, problem, problem.norms, last)
+            growth = block_product(unit.block, problem, problem.norms, last)
         L = torch.minimum(composed(unit, read, growth, problem, last), everywhere[unit.output])
         found[unit.output] = torch.minimum(L, by_paths[unit.output]) if unit.output in by_paths else L
     return found

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.network.nodes import AbstractNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AbstractNode, ElementwiseNode
 from curvcert.norms import conjugate
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
@@ -67,7 +67,7 @@ def path_constants(problem: Problem, slopes: Mapping[int, Slopes], values: Seque
 def reason_against_paths(problem: Problem) -> str | None:
     """Say why the maps are not formed, or None."""
     nodes = problem.network.nodes
-    if any(isinstance(node, MaxPoolNode) for node in nodes):
+    if problem.network.pools:
         return "no rule for a MaxPool"
     if problem.p not in (1.0, 2.0, math.inf) or not (problem.scalars or problem.q == problem.p):
         return "paths are bounded for p = q = 1, 2 and inf"

@@ -10,7 +10,6 @@ from curvcert.bounds.lipschitz.analyses import unit_facts
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, LayerTerm
 from curvcert.memory import spare_elements
-from curvcert.network import Block
 from curvcert.propagation.analysis import JACOBIAN_ROWS
 
 _ELEMENTS = 2**24
@@ -40,9 +39,8 @@ def in_pieces(bound: Callable[[Problem], Bound], problem: Problem) -> Bound:
 
 def elements_per_sample(problem: Problem) -> int:
     """Return how many numbers the widest batch of covectors of one sample holds."""
-    blocks = [unit.block for unit in problem.network.units]
-    hidden = [block.W.out_size for block in blocks if isinstance(block, Block)]
-    states = [math.prod(block.out_shape) for block in blocks]
+    hidden = [unit.widest for unit in problem.network.activated]
+    states = [math.prod(unit.block.out_shape) for unit in problem.network.units]
     rows = [n for n in states[:-1] if n <= JACOBIAN_ROWS]
     inputs = math.prod(problem.network.in_shape)
     widest = max(inputs, *hidden, *states)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.growth import Growth, bound_of
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.network import Affine, Block
+from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
 
@@ -17,17 +17,17 @@ class LoopTransformed:
     """The linear part of a block about the middle slope, and what is left: rho, G and W."""
 
     linear: AbstractLinearMap
-    rest: tuple[float, AbstractLinearMap, AbstractLinearMap] | None
+    rho: float
+    G: AbstractLinearMap
+    W: AbstractLinearMap
 
 
-def loop_transformed(block: Block | Affine) -> LoopTransformed:
+def loop_transformed(block: Block) -> LoopTransformed:
     """Split a block about the middle of its slopes; rho is rounded up so that it covers both ends."""
-    if isinstance(block, Affine):
-        return LoopTransformed(block.H, None)
     alpha, beta = block.activation.slope
     mu = (alpha + beta) / 2
     rho = math.nextafter(max(beta - mu, mu - alpha), math.inf)
-    return LoopTransformed(block.H + mu * (block.G @ block.W), (rho, block.G, block.W))
+    return LoopTransformed(block.H + mu * (block.G @ block.W), rho, block.G, block.W)
 
 
 def growth(problem: Problem, norms: AbstractNorms[R]) -> Growth:

@@ -25,7 +25,7 @@ from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.multipliers import QuadraticForm, best_multipliers, first_multipliers
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Bound, Global, LayerTerm
-from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import ElementwiseNode
 from curvcert.operators.verified import dominating_factor, inverse_form_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
 from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
@@ -36,7 +36,7 @@ def reason_to_skip_search(problem: Problem, most_work: float) -> str | None:
     nodes, q = problem.network.nodes, problem.q
     if problem.p != 2 or (q != 2 and not problem.scalars):
         return "lipsdp: needs p = q = 2"
-    if any(isinstance(node, MaxPoolNode) for node in nodes):
+    if problem.network.pools:
         return "lipsdp: no rule for a MaxPool"
     if not any(isinstance(node, ElementwiseNode) for node in nodes):
         return "lipsdp: there is no activation to choose multipliers for"

@@ -76,10 +76,10 @@ def reason_to_skip_lipsdp(problem: Problem) -> str | None:
         return "lipsdp-recursion: needs p = q = 2"
     if not problem.network.is_chain:
         return "lipsdp-recursion: needs a chain of blocks"
-    for block in problem.network.blocks:
-        if not isinstance(block, Block):
-            return f"lipsdp-recursion: no rule for a {type(block).__name__}"
-        if block.is_residual:
+    for unit in problem.network.units:
+        if unit.activated is None:
+            return f"lipsdp-recursion: no rule for a {type(unit.block).__name__}"
+        if unit.is_residual:
             return "lipsdp-recursion: residual blocks are not covered"
     return None
 
@@ -100,7 +100,7 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
     and the method's name says so.
     """
     metrics, labels, norms = lipsdp_metrics(problem), [], problem.norms
-    blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
+    blocks = [unit.block for unit in problem.network.activated]
     for block, metric in zip(blocks, metrics[1:], strict=True):
         form = "lipsdp-recursion" if metric.matrix is not None else f"X^-1 = L^2 I ({metric.note})"
         labels.append(LayerTerm(block.name, "activation", inflate(metric.scale.sqrt(), 0.0), form))
@@ -124,7 +124,7 @@ def _metrics(problem: Problem) -> list[Metric]:
         kind = UnsupportedNorm if "p = q" in reason else UnsupportedBlock
         raise kind(reason)
     one = torch.ones((), dtype=torch.float64, device=problem.network.device)
-    blocks = [block for block in problem.network.blocks if isinstance(block, Block)]
+    blocks = [unit.block for unit in problem.network.activated]
     maps = [blocks[0].W, *(after.W @ before.G for before, after in pairwise(blocks))]
     metrics = [Metric(one)]
     for k, (block, W) in enumerate(zip(blocks, maps, strict=True)):

@@ -19,7 +19,6 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
 from curvcert.bounds.types import Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
-from curvcert.network import Block
 from curvcert.propagation.analysis import AtPoints, OverBalls
 from curvcert.propagation.hessians import total_curvature
 from curvcert.propagation.jacobians import Jacobian
@@ -52,8 +51,8 @@ def _composed(problem: Problem, balls: OverBalls) -> Tensor:
     last, norms = balls.facts.last, problem.norms
     growth = block_product(last.block, problem, norms, True)
     growth = growth.expand(len(balls.radius), *growth.shape)
-    if isinstance(last.block, Block) and last.hidden is not None:
-        growth = torch.minimum(growth, sloped_growth(last.block, balls.slopes[last.hidden], problem, last=True))
+    if (bent := last.activated) is not None:
+        growth = torch.minimum(growth, sloped_growth(bent.block, balls.slopes[bent.hidden], problem, last=True))
     L = composed(last, [balls.prefixes[source] for source in last.sources], growth, problem, last=True)
     return torch.minimum(L, value_constants(problem)[last.output])
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.network import Block
-from curvcert.network.rewriting.units import Unit
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.magnitudes import image_error
@@ -19,7 +19,7 @@ from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
 
 
 def composed(
-    unit: Unit,
+    unit: AbstractUnit,
     sizes: Sequence[Tensor],
     constant: Tensor,
     problem: Problem,

@@ -96,9 +96,10 @@ def _stacked(fronts: list[_Front], p: float) -> _Front:
 
 
 def _step(at: AtCentre, fronts: list[_Front], t: Tensor, last: bool) -> tuple[OverBall, _Front]:
-    layer, block, front = at.layer, at.layer.block, _stacked(fronts, at.layer.p)
-    if not isinstance(block, Block) or at.z is None or at.slopes is None:
+    layer, front = at.layer, _stacked(fronts, at.layer.p)
+    if at.z is None or at.slopes is None:
         return _affine_step(at, fronts, front, t)
+    block = layer.smooth
     moved = _moved(at, block, fronts, front, t)
     z = Reach(at.z, moved.d, moved.d)
     slopes, c = slopes_within(block.activation, z), curvatures_within(block.activation, z)
@@ -170,8 +171,7 @@ def _unformed(at: AtCentre, part: OverBall, front: _Front, t: Tensor) -> _Front:
 
 def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, front: _Front, t: Tensor) -> _Front:
     """Carry remainders and the Jacobian's change on, behind rho."""
-    layer, block = at.layer, at.layer.block
-    assert isinstance(block, Block)
+    layer, block = at.layer, at.layer.smooth
     assert at.slopes is not None
     assert at.growth is not None
     assert part.linear is not None
@@ -199,7 +199,7 @@ def _affine_step(at: AtCentre, fronts: list[_Front], front: _Front, t: Tensor) -
         return torch.minimum(H * whole, sum_of_parts(layer, parts)) if layer.parts else H * whole
 
     rho = stepped(torch.minimum(moved(front.rho, [f.rho for f in fronts]), layer.reach * t))
-    r = None if front.r is None else _image(magnitude(layer.block.H), front.r)
+    r = None if front.r is None else _image(magnitude(layer.unit.H), front.r)
     R = stepped(moved(front.R, [f.R for f in fronts]))
     if r is not None and layer.parts:
         R = torch.minimum(R, stepped(vector_norms(r, 2)))

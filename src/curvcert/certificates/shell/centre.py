@@ -30,8 +30,9 @@ from torch import Tensor
 from curvcert.certificates.shell.layers import Layer, Layers
 from curvcert.certificates.shell.norms import FLOOR, STEP, congruent_eigenvalues, frobenius_norms, spectral_norms
 from curvcert.errors import UnsupportedModule
-from curvcert.network import Affine, Block
+from curvcert.network import Block
 from curvcert.network.evaluation import Computed
+from curvcert.network.rewriting.units import ActivatedUnit
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import rounding_length
 from curvcert.propagation.analysis import AtPoints
@@ -145,7 +146,7 @@ def pair_gradients(at: AtPoints, label: Tensor, others: Tensor) -> dict[int, Cov
     """Return the gradients of f_i - f_label with i in `others`, (batch, pairs), at the values that units give."""
     if at.gradients is None:
         raise UnsupportedModule("The shell certificate needs a derivative of every block.")
-    values = [unit.output for unit in at.facts.network.units if unit.z is not None]
+    values = [unit.output for unit in at.facts.network.activated]
     return {value: at.gradients[value].differences(label, others) for value in values}
 
 
@@ -160,13 +161,14 @@ def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors])
         unit, last = layer.unit, k == len(layers.layers) - 1
         # Jacobians are formed from some unit on, and all that later ones read is formed as well.
         push = _Push.stacked([pushes[source] for source in unit.sources]) if unit.sources[0] in pushes else None
-        if isinstance(layer.block, Affine) or unit.z is None or unit.hidden is None:
+        bent = unit.activated
+        if bent is None:
             found.append(AtCentre(layer))
             if push is not None and not last:
-                pushes[unit.output] = push.image(layer.block.H)
+                pushes[unit.output] = push.image(unit.H)
             continue
-        flat, slopes = at.evaluation.values[unit.z].flat, at.slopes[unit.hidden].flat
-        sizes = _sizes(layer, layer.block, gradients[unit.output])
+        flat, slopes = at.evaluation.values[bent.z].flat, at.slopes[bent.hidden].flat
+        sizes = _sizes(layer, bent.block, gradients[unit.output])
         if k == layers.jacobians_from and push is None:
             push = front.push(layers)
         # Beside its Jacobian the growth of a first layer hardly counts, nor that of the last: the cheap norm will do.
@@ -174,13 +176,13 @@ def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors])
         sloped = layer.weighted(slopes.steepest) if cheap else _sloped_norms(layer, slopes)
         jacobian, steepness = None, None
         if push is not None:
-            jacobian, result = push.through(layer, flat.value, slopes, last, kept)
+            jacobian, result = push.through(layer, bent.block, flat.value, slopes, last, kept)
             if result is not None:
                 pushes[unit.output] = result
         elif layers.jacobians_from is not None:
             steepness = layers.steepness(k)
             front = front.through(layer, slopes, steepness)
-        growth = sloped if layer.plain or last else _growth(layer, slopes, sloped, jacobian is not None)
+        growth = sloped if layer.plain or last else _growth(layer, bent, slopes, sloped, jacobian is not None)
         found.append(AtCentre(layer, flat, slopes, sizes, sloped, growth, jacobian, steepness))
     return found
 
@@ -203,11 +205,11 @@ def _sloped_norms(layer: Layer, slopes: Slopes) -> Tensor:
     return torch.minimum(cheap, inflate(exact + slopes.steepest.amax(dim=1) * error, 0.0) + FLOOR)
 
 
-def _growth(layer: Layer, slopes: Slopes, sloped: Tensor, formed: bool) -> Tensor:
+def _growth(layer: Layer, unit: ActivatedUnit, slopes: Slopes, sloped: Tensor, formed: bool) -> Tensor:
     """Bound ||H + G diag(S) W|| for each sample, by the matrix itself where that is small enough."""
     bound = torch.minimum(layer.H + layer.G * sloped, layer.constant)
-    block = layer.block
-    if formed and isinstance(block, Block) and block.is_residual:
+    block = unit.block
+    if formed and block.is_residual:
         n = block.W.in_size
         eye = torch.eye(n, dtype=torch.float64, device=block.c.device).reshape(1, n, *block.in_shape)
         start = _Push(eye, torch.zeros((), dtype=torch.float64, device=block.c.device), layer.norms)
@@ -246,12 +248,9 @@ class _Front:
         root = layers.root
         assert root is not None
         assert layers.jacobians_from is not None
-        block = layers.network.units[layers.jacobians_from].block
-        assert isinstance(block, Block)
-        error = layers.layers[layers.jacobians_from].W * self.error
-        X = self.number.reshape(-1, *[1] * (1 + len(block.W.out_shape))) * root.reshape(
-            1, len(root), *block.W.out_shape
-        )
+        layer = layers.layers[layers.jacobians_from]
+        error, shape = layer.W * self.error, layer.smooth.W.out_shape
+        X = self.number.reshape(-1, *[1] * (1 + len(shape))) * root.reshape(1, len(root), *shape)
         error = error + 2 * UNIT_ROUNDOFF * frobenius_norms(X.flatten(2))
         norm, gram = layers.root_bounds
         error, scale = inflate(error, STEP), self.number.abs()
@@ -347,11 +346,9 @@ class _Push:
         return _Push(total, inflate(error, STEP), self.norms)
 
     def through(
-        self, layer: Layer, z: Tensor, slopes: Slopes, last: bool, kept: bool
+        self, layer: Layer, block: Block, z: Tensor, slopes: Slopes, last: bool, kept: bool
     ) -> "tuple[Jacobian, _Push | None]":
         """Return the bounds on the Jacobians of a block, with its matrix if that is to be kept, and what goes on."""
-        block = layer.block
-        assert isinstance(block, Block)
         J = self.inner(block)
         known = self.known or _Known(J.norm(), None, torch.ones_like(J.error))
         if self.at_input:  # J is W itself

@@ -16,13 +16,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.compositional import block_lipschitz
+from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem, outputs_of
 from curvcert.certificates.shell.norms import congruent_eigenvalues, frobenius_norms
 from curvcert.errors import UnsupportedModule
-from curvcert.network import AbstractBlock, Affine, Block, Network
-from curvcert.network.rewriting.units import Unit
+from curvcert.network import Block, Network
+from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.magnitudes import (
@@ -54,8 +54,7 @@ _FACTOR_SIZE = 1024
 class Layer:
     """One unit, with the p -> p norms of its maps; `reach` is a Lipschitz constant of x -> v, v what the unit gives."""
 
-    unit: Unit
-    block: Block | Affine
+    unit: AbstractUnit
     p: float
     norms: NormBounds
     constant: Tensor
@@ -64,22 +63,22 @@ class Layer:
     @cached_property
     def H(self) -> Tensor:
         """The norm of H."""
-        return self.norms.norm(self.block.H, self.p, self.p)
+        return self.norms.norm(self.unit.H, self.p, self.p)
 
     @cached_property
     def G(self) -> Tensor:
         """The norm of G."""
-        return self.norms.norm(self._smooth.G, self.p, self.p)
+        return self.norms.norm(self.smooth.G, self.p, self.p)
 
     @cached_property
     def W(self) -> Tensor:
         """The norm of W."""
-        return self.norms.norm(self._smooth.W, self.p, self.p)
+        return self.norms.norm(self.smooth.W, self.p, self.p)
 
     @cached_property
     def rows(self) -> Tensor:
         """The norms of W's rows, that of functionals: in the dual norm; flat."""
-        return self.norms.row_norms(self._smooth.W, conjugate(self.p)).flatten()
+        return self.norms.row_norms(self.smooth.W, conjugate(self.p)).flatten()
 
     @cached_property
     def parts(self) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -90,14 +89,14 @@ class Layer:
     @cached_property
     def plain(self) -> bool:
         """Whether the block is phi(W x + b)."""
-        return not self._smooth.is_residual and isinstance(self._smooth.G, Identity)
+        return not self.smooth.is_residual and isinstance(self.smooth.G, Identity)
 
     @cached_property
     def about_centre(self) -> tuple[float, Tensor]:
         """The middle slope mu, and the norm of H + mu G W."""
-        alpha, beta = self._smooth.activation.slope
+        alpha, beta = self.smooth.activation.slope
         mu = (alpha + beta) / 2
-        linear = self._smooth.H + mu * (self._smooth.G @ self._smooth.W)
+        linear = self.smooth.H + mu * (self.smooth.G @ self.smooth.W)
         return mu, self.norms.norm(linear, self.p, self.p)
 
     @cached_property
@@ -106,7 +105,7 @@ class Layer:
 
         R is W itself where it has fewer columns than rows; None where it is too large, or p is not 2.
         """
-        W = self._smooth.W
+        W = self.smooth.W
         if self.p != 2 or W.out_size > _FACTOR_SIZE:
             return None
         if W.in_size >= W.out_size:
@@ -121,7 +120,7 @@ class Layer:
         """The absolute values of W W', (1, n, n), rounded up; None as the factor is."""
         if self.factor is None:
             return None
-        B, error = self.norms.gram(self._smooth.W)
+        B, error = self.norms.gram(self.smooth.W)
         return inflate(B.abs() + error, 0.0)[None]
 
     def weighted_by_gram(self, s: Tensor) -> Tensor:
@@ -134,7 +133,7 @@ class Layer:
 
     def weighted(self, s: Tensor) -> Tensor:
         r"""Bound the same by the largest, and by the sums along rows and columns."""
-        W = self._smooth.W
+        W = self.smooth.W
         largest = inflate(s.amax(dim=1) * self.W, 0.0)
         by_rows = inflate((s * self._row_sums).amax(dim=1), 0.0)
         if math.isinf(self.p):
@@ -147,17 +146,18 @@ class Layer:
 
     @cached_property
     def _row_sums(self) -> Tensor:
-        return absolute_row_sums_upper_bound(self._smooth.W).flatten()
+        return absolute_row_sums_upper_bound(self.smooth.W).flatten()
 
     @cached_property
     def _magnitude(self) -> AbstractLinearMap:
-        return magnitude(self._smooth.W)
+        return magnitude(self.smooth.W)
 
     @property
-    def _smooth(self) -> Block:
-        if not isinstance(self.block, Block):
-            raise UnsupportedModule(f"{self.block.name or 'A block'} has no activation.")
-        return self.block
+    def smooth(self) -> Block:
+        """The block, which has an activation."""
+        if self.unit.activated is None:
+            raise UnsupportedModule(f"{self.unit.block.name or 'A block'} has no activation.")
+        return self.unit.activated.block
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +177,9 @@ class Layers:
         for k, unit in enumerate(units):
             last = k == len(units) - 1
             # Distances behind the last block are never asked for.
-            constant = constants[0] if last else block_lipschitz(unit.block, self.problem, norms, last)
+            constant = constants[0] if last else unit_lipschitz(unit, self.problem, norms, last)
             reach = inflate(constants[0 if last else unit.output], gamma(8 * (k + 1)))
-            layers.append(Layer(unit, _known(unit.block), p, norms, inflate(constant, gamma(16)), reach))
+            layers.append(Layer(unit, p, norms, inflate(constant, gamma(16)), reach))
         return tuple(layers)
 
     @property
@@ -192,15 +192,15 @@ class Layers:
         """The transpose of R in place of the product of all W so far, or None where Jacobians start from a basis."""
         if self.jacobians_from is None:
             return None
-        first, *behind = (unit.block for unit in self.network.units[: self.jacobians_from + 1])
-        if not isinstance(first, Block) or first.is_residual or not reads_alone(self.network, 0):
+        front = self.network.units[: self.jacobians_from + 1]
+        maps = [unit.activated.block.W for unit in front if unit.activated is not None]
+        if len(maps) < len(front) or front[0].is_residual or not reads_alone(self.network, 0):
             return None
-        if not (behind or first.W.out_size < first.W.in_size):
+        product, *behind = maps
+        if not (behind or product.out_size < product.in_size):
             return None
-        product = first.W
-        for block in behind:
-            assert isinstance(block, Block)
-            product = block.W @ product
+        for W in behind:
+            product = W @ product
         return dominating_factor(*self.problem.norms.gram(product)).mT.contiguous()
 
     @cached_property
@@ -247,11 +247,6 @@ def layers_of(pairs: Problem, network: Network) -> Layers:
     return Layers(problem, pairs, start if start is None or _product_of_norms(problem, start) < _LARGEST else None)
 
 
-def _known(block: AbstractBlock) -> Block | Affine:
-    assert isinstance(block, Block | Affine)
-    return block
-
-
 def _jacobians_from(network: Network) -> int | None:
     """Return the first unit whose Jacobian fits, with those of all behind it; those before it are plain."""
     for k, unit in enumerate(network.units):
@@ -259,8 +254,7 @@ def _jacobians_from(network: Network) -> int | None:
             return None
         if _jacobians_fit(network, k):
             return k
-        block = unit.block
-        if not isinstance(block, Block) or block.is_residual or not isinstance(block.G, Identity):
+        if unit.activated is None or unit.is_residual or not isinstance(unit.activated.block.G, Identity):
             return None
     return None
 
@@ -274,27 +268,26 @@ def reads_alone(network: Network, k: int) -> bool:
 
 def _product_of_norms(problem: Problem, start: int) -> float:
     """Bound what the product of the W of a front can grow to; 1 where there is no front."""
-    front = [unit.block for unit in problem.network.units[: start + 1]] if start else []
-    return math.prod(float(problem.norms.norm(block.W, 2, 2)) for block in front if isinstance(block, Block))
+    front = [unit.activated for unit in problem.network.units[: start + 1]] if start else []
+    return math.prod(float(problem.norms.norm(unit.block.W, 2, 2)) for unit in front if unit is not None)
 
 
 def _columns(network: Network, start: int) -> int:
-    first, inputs = network.units[start].block, math.prod(network.in_shape)
-    if isinstance(first, Block) and not first.is_residual and reads_alone(network, start):
-        return first.W.out_size if start else min(first.W.out_size, inputs)
+    first, inputs = network.units[start], math.prod(network.in_shape)
+    if first.activated is not None and not first.is_residual and reads_alone(network, start):
+        return first.widest if start else min(first.widest, inputs)
     return inputs
 
 
 def _jacobians_fit(network: Network, start: int) -> bool:
     """Whether Jacobians from a unit on fit; behind others it must be one with a W of its own."""
     units = network.units[start:]
-    first = units[0].block
-    if start and (not isinstance(first, Block) or first.is_residual):
+    if start and (units[0].activated is None or units[0].is_residual):
         return False
     sizes = [math.prod(unit.block.out_shape) for unit in units[:-1]]
-    sizes += [unit.block.W.out_size for unit in units if isinstance(unit.block, Block)]
+    sizes += [unit.widest for unit in units if unit.activated is not None]
     sizes += [math.prod(unit.block.in_shape) for unit in units if unit.parts]
-    inputs, front = math.prod(network.in_shape), [unit.block for unit in network.units[:start]]
-    wider = any(isinstance(block, Block) and block.W.out_size > inputs for block in front)
+    inputs, front = math.prod(network.in_shape), network.units[:start]
+    wider = any(unit.activated is not None and unit.widest > inputs for unit in front)
     most = BEHIND_WIDER_LAYERS if wider else JACOBIAN_ELEMENTS
     return max(sizes, default=1) * _columns(network, start) <= most

@@ -17,7 +17,6 @@ from curvcert.certificates.shell.gradient_change import gradient_change
 from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 from curvcert.certificates.shell.layers import Layers
 from curvcert.memory import spare_elements
-from curvcert.network import Block
 from curvcert.propagation.analysis import AtPoints
 from curvcert.rounding import gamma, inflate
 
@@ -85,8 +84,8 @@ def gradient_growth(layers: Layers, centres: list[AtCentre], t: Tensor) -> Tenso
 
 def numbers_of_sample(layers: Layers) -> int:
     """Return how many numbers one sample takes."""
-    hidden = [layer.block.W.out_size for layer in layers.layers if isinstance(layer.block, Block)]
-    states = [math.prod(layer.block.out_shape) for layer in layers.layers]
+    hidden = [unit.widest for unit in layers.network.activated]
+    states = [math.prod(layer.unit.block.out_shape) for layer in layers.layers]
     widest = max([*hidden, *states, 1])
     squares = max([n * n for n in hidden if n <= 1024], default=0)
     return _numbers_of_jacobians(layers) + 4 * squares + layers.network.outputs * (4 * sum(hidden) + 4 * widest)
@@ -96,8 +95,8 @@ def _numbers_of_jacobians(layers: Layers) -> int:
     if layers.jacobians_from is None:
         return 0
     behind = layers.layers[layers.jacobians_from :]
-    sizes = [layer.block.W.out_size for layer in behind if isinstance(layer.block, Block)]
-    sizes += [math.prod(layer.block.out_shape) for layer in behind]
+    sizes = [layer.unit.widest for layer in behind if layer.unit.activated is not None]
+    sizes += [math.prod(layer.unit.block.out_shape) for layer in behind]
     return 6 * max(sizes) * layers.columns
 
 

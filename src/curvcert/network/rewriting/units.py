@@ -9,14 +9,16 @@ Nodes become one unit where that is worth something.  An affine node that only o
 so does a skip around it, :math:`x + G\Phi(Wx + b)`, whose constant no sum of norms can match, and a last affine map.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.errors import UnsupportedModule
-from curvcert.network.block import AbstractBlock, Affine, Block
+from curvcert.network.block import AbstractBlock, Affine, Block, MaxPool
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
 from curvcert.network.rewriting.chain import Chain
 from curvcert.operators import AbstractLinearMap, Identity, Zero
@@ -25,15 +27,13 @@ from curvcert.operators.segments import side_by_side
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class AbstractUnit(ABC):
     """One block of a network and where its values stand among the nodes.
 
     Attributes:
         block: the block, on the stacked values that it reads.
         sources: the numbers of these values, each once.
         shapes: their shapes.
-        z: the number of the pre-activation; None without an activation.
-        hidden: the number of the activation itself; None without one.
         output: the number of the value that it gives.
         parts: where it reads several values, the part of H, or of a block's W, that each goes through; otherwise empty.
     """
@@ -41,15 +41,50 @@ class Unit:
     block: AbstractBlock
     sources: tuple[int, ...]
     shapes: tuple[Shape, ...]
-    z: int | None
-    hidden: int | None
     output: int
-    parts: tuple[AbstractLinearMap, ...] = ()
+    parts: tuple[AbstractLinearMap, ...]
 
+    @property
+    @abstractmethod
+    def activated(self) -> "ActivatedUnit | None":
+        """The unit itself if it has an activation."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[AbstractLinearMap, ...]:
+        """The maps whose images it sums up, if it is affine and reads several values; otherwise empty."""
+
+    @property
+    @abstractmethod
+    def H(self) -> AbstractLinearMap:
+        """The map that leads past the activation, or is all of an affine unit."""
+
+    @final
+    @property
+    def is_residual(self) -> bool:
+        """Whether something leads past its activation."""
+        return self.activated is not None and self.activated.block.is_residual
+
+    @final
+    @property
+    def pools(self) -> bool:
+        """Whether it is max-pooling, which has no derivative."""
+        return isinstance(self, PoolUnit)
+
+    @final
+    @property
+    def widest(self) -> int:
+        """How many numbers its pre-activation holds, or what it gives."""
+        if self.activated is not None:
+            return self.activated.block.W.out_size
+        return int(torch.Size(self.block.out_shape).numel())
+
+    @final
     def stacked(self, values: Sequence[Tensor]) -> Tensor:
         """Return the values that it reads as its block takes them, (batch, ...)."""
         return values[0] if len(values) == 1 else torch.cat([value.flatten(1) for value in values], dim=1)
 
+    @final
     def split(self, stacked: Tensor) -> list[Tensor]:
         """Return the parts of covectors, (batch, rows, ...), with respect to each value that it reads."""
         if len(self.sources) == 1:
@@ -59,18 +94,119 @@ class Unit:
         return [part.reshape(*part.shape[:2], *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-def units_of_chain(nodes: Sequence[AbstractNode], chain: Chain) -> tuple[Unit, ...]:
+@final
+@dataclass(frozen=True, eq=False)
+class ActivatedUnit(AbstractUnit):
+    """The paper's block, with the numbers of its pre-activation and of the activation itself."""
+
+    block: Block
+    z: int
+    hidden: int
+
+    @property
+    def activated(self) -> "ActivatedUnit":
+        """The unit itself."""
+        return self
+
+    @property
+    def terms(self) -> tuple[AbstractLinearMap, ...]:
+        """None: what it reads meets in front of the activation."""
+        return ()
+
+    @property
+    def H(self) -> AbstractLinearMap:
+        """The map that leads past the activation."""
+        return self.block.H
+
+    @property
+    def maps(self) -> tuple[AbstractLinearMap, ...]:
+        """What each value that it reads goes through on its way to the pre-activation."""
+        return self.parts or (self.block.W,)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AffineUnit(AbstractUnit):
+    """An affine map."""
+
+    block: Affine
+
+    @property
+    def activated(self) -> None:
+        """None: it has no activation."""
+        return
+
+    @property
+    def terms(self) -> tuple[AbstractLinearMap, ...]:
+        """The maps whose images it sums up."""
+        return self.parts
+
+    @property
+    def H(self) -> AbstractLinearMap:
+        """All of it but the offset."""
+        return self.block.H
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PoolUnit(AbstractUnit):
+    """Max-pooling of one image."""
+
+    block: MaxPool
+
+    @property
+    def activated(self) -> None:
+        """None: it has no activation."""
+        return
+
+    @property
+    def terms(self) -> tuple[AbstractLinearMap, ...]:
+        """None: it reads one value."""
+        return ()
+
+    @property
+    def H(self) -> AbstractLinearMap:
+        """Refused: no map stands for a maximum."""
+        raise UnsupportedModule(f"{self.block.name or 'A block'} is max-pooling, which no linear map stands for.")
+
+
+def unit_of_block(
+    block: AbstractBlock,
+    sources: tuple[int, ...],
+    shapes: tuple[Shape, ...],
+    z: int | None,
+    hidden: int | None,
+    output: int,
+    parts: tuple[AbstractLinearMap, ...] = (),
+) -> AbstractUnit:
+    """Return the unit of a block of any kind.
+
+    Raises:
+        UnsupportedModule: if none is known for it.
+    """
+    match block:
+        case Block() if z is not None and hidden is not None:
+            return ActivatedUnit(block, sources, shapes, output, parts, z, hidden)
+        case Affine():
+            return AffineUnit(block, sources, shapes, output, parts)
+        case MaxPool():
+            return PoolUnit(block, sources, shapes, output, parts)
+        case _:
+            raise UnsupportedModule(f"{block.name}: no unit is known for a {type(block).__name__}.")
+
+
+def units_of_chain(nodes: Sequence[AbstractNode], chain: Chain) -> tuple[AbstractUnit, ...]:
     """Return the blocks of a chain as units, each of which reads the one before it."""
     activated = {node.source: k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode)}
-    units: list[Unit] = []
+    units: list[AbstractUnit] = []
     for link in chain:
         source = units[-1].output if units else 0
         hidden = None if link.z is None else activated[link.z]
-        units.append(Unit(link.block, (source,), (link.block.in_shape,), link.z, hidden, link.output))
+        units.append(unit_of_block(link.block, (source,), (link.block.in_shape,), link.z, hidden, link.output))
     return tuple(units)
 
 
-def units_of(nodes: Sequence[AbstractNode]) -> tuple[Unit, ...]:
+def units_of(nodes: Sequence[AbstractNode]) -> tuple[AbstractUnit, ...]:
     """Return the units of any network.
 
     >>> from curvcert.activations import TANH
@@ -82,7 +218,7 @@ def units_of(nodes: Sequence[AbstractNode]) -> tuple[Unit, ...]:
     [('Block', (0,)), ('Block', (2,)), ('Affine', (0, 4))]
     """
     readers = _readers(nodes)
-    units: dict[int, Unit] = {}
+    units: dict[int, AbstractUnit] = {}
     inside: set[int] = set()
     ends: set[int] = set()
     for k, node in enumerate(nodes):
@@ -101,7 +237,7 @@ def units_of(nodes: Sequence[AbstractNode]) -> tuple[Unit, ...]:
                 ends |= {unit.output} - {k}
                 inside |= ({node.source} if isinstance(inner, AffineNode) else set()) | {k} - {unit.output}
             case MaxPoolNode():
-                units[k] = Unit(node.pool, (node.source,), (node.pool.image_shape,), None, None, k)
+                units[k] = PoolUnit(node.pool, (node.source,), (node.pool.image_shape,), k, ())
             case _:
                 raise UnsupportedModule(f"{node.name}: no unit is known for a {type(node).__name__}.")
     return tuple(units[k] for k in sorted(units) if k not in inside)
@@ -124,17 +260,17 @@ def _merged(terms: Sequence[Term]) -> dict[int, AbstractLinearMap]:
     return found
 
 
-def _affine(nodes: Sequence[AbstractNode], k: int, node: AffineNode) -> Unit:
+def _affine(nodes: Sequence[AbstractNode], k: int, node: AffineNode) -> AbstractUnit:
     maps = _merged(node.terms)
     H = side_by_side(list(maps.values()))
     block = Affine(H, node.offset, node.name or "affine", node.offset_error)
     parts = tuple(maps.values()) if len(maps) > 1 else ()
-    return Unit(block, tuple(maps), _shapes(nodes, maps), None, None, k, parts)
+    return AffineUnit(block, tuple(maps), _shapes(nodes, maps), k, parts)
 
 
 def _block(
     nodes: Sequence[AbstractNode], readers: list[list[int]], k: int, node: ElementwiseNode, inner: AffineNode | None
-) -> Unit:
+) -> AbstractUnit:
     """Return the block of an activation; without `inner`, its pre-activation is a value that others read too."""
     if inner is None:
         like = _like(nodes)
@@ -154,7 +290,7 @@ def _block(
         c, c_error, output = outer.offset, outer.offset_error, end
     block = Block(H, G, W, b, c, node.activation, node.name, b_error, c_error)
     parts = tuple(maps.values()) if len(maps) > 1 else ()
-    return Unit(block, tuple(maps), _shapes(nodes, maps), node.source, k, output, parts)
+    return ActivatedUnit(block, tuple(maps), _shapes(nodes, maps), output, parts, node.source, k)
 
 
 def _end(nodes: Sequence[AbstractNode], readers: list[list[int]], k: int, read: set[int]) -> int | None:
