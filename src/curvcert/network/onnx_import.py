@@ -12,6 +12,7 @@ import torch
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, start
 from curvcert.network.building import built
+from curvcert.network.faithful import surroundings_kept
 from curvcert.network.network import Network
 from curvcert.network.onnx_activations import ELEMENTWISE, activation_of, recognised
 from curvcert.network.onnx_arguments import Context, value_of
@@ -19,7 +20,6 @@ from curvcert.network.onnx_constants import fold
 from curvcert.network.onnx_file import Array, Graph, Node, read_graph, shown
 from curvcert.network.onnx_nodes import RULES, shape_of
 from curvcert.network.onnx_runtime import require_equal_to_onnxruntime
-from curvcert.network.verification import random_state_kept
 
 _LONGEST_FORMULA = 12
 _SOFTMAX = "Certify the logits: export the model without its last softmax."
@@ -73,7 +73,7 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Net
         SoundnessError: the network and onnxruntime disagree.
     """
     graph = read_graph(path, input_shape)
-    with torch.inference_mode(False), torch.no_grad(), random_state_kept():
+    with torch.inference_mode(False), torch.no_grad(), surroundings_kept():
         network = built(_lowered(graph), source_dtype=graph.dtype)
         require_equal_to_onnxruntime(network, graph)
     return network

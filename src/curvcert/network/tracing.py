@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.builder import Value, start
 from curvcert.network.building import built
+from curvcert.network.faithful import require_one_function, surroundings_kept
 from curvcert.network.functions import lower_call
 from curvcert.network.lowering import is_known, lower_exactly
 from curvcert.network.network import Network, tensor_of
@@ -30,7 +31,7 @@ from curvcert.network.recording import (
 from curvcert.network.verification import (
     float64_copy,
     lacks_a_batch,
-    random_state_kept,
+    own_copy,
     require_equal_forward,
     require_traceable,
 )
@@ -63,7 +64,7 @@ def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
         SoundnessError: the module and the network disagree on random inputs.
     """
     # Weights made in inference mode could not be differentiated through later.
-    with torch.inference_mode(False), torch.no_grad(), random_state_kept():
+    with torch.inference_mode(False), torch.no_grad(), surroundings_kept():
         example = tensor_of(example_input)
         if isinstance(model, nn.Module) and isinstance(example_input, np.ndarray):
             example = example.to(next(_weights(model), example))
@@ -79,6 +80,7 @@ def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
                 ) from error
             raise
         network = built(output, source_dtype=_dtype_of(model))
+        require_one_function(own_copy(model), float64_copy(model), example)
         require_equal_forward(twin, network, example)
     return network
 

@@ -1,8 +1,8 @@
 """What is checked before and after a module is traced."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule
 from curvcert.network.evaluation import evaluate_with_error
+from curvcert.network.faithful import require_nothing_changed
 from curvcert.network.network import Network
 from curvcert.network.nodes import ElementwiseNode
 
 _TOLERANCE = 1e-9
 _SCALES = (0.0, 1e-2, 1.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
 """The random inputs lie around the example, at these distances: what a module does far away counts too."""
+_MOST_ROWS, _MOST_NUMBERS = 128, 2**18
+"""How many rows there are at most, and how many numbers in the largest value of the network."""
 
 
 def require_traceable(model: nn.Module, example_input: Tensor) -> None:
@@ -109,8 +112,13 @@ def _require_finite(tensor: Tensor, path: str) -> None:
 
 def float64_copy(model: nn.Module) -> nn.Module:
     """Return a copy in float64, to record and to compare with, so that the model itself is left alone."""
+    return own_copy(model).to(torch.float64)
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in the dtype that it has."""
     try:
-        return copy.deepcopy(model).to(torch.float64)
+        return copy.deepcopy(model)
     except Exception as error:
         raise UnsupportedModule(
             f"{type(model).__name__} cannot be copied ({error}). A weight computed from others, as an attribute, is "
@@ -118,25 +126,18 @@ def float64_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Leave torch's random state as it was found, whatever a module draws."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        yield
-
-
 def require_equal_forward(twin: nn.Module, network: Network, example_input: Tensor) -> None:
     """Raise unless a float64 copy of the module and the network agree, near the example and far from it."""
-    x = _random_inputs(example_input)
-    before = _state(twin)
-    expected, again = _called(twin, x), _called(twin, x)
+    largest = max(math.prod(node.shape) for node in network.nodes)
+    x = _random_inputs(example_input, _MOST_ROWS if largest * _MOST_ROWS <= _MOST_NUMBERS else len(_SCALES))
+    with require_nothing_changed(twin):
+        expected, again = _called(twin, x), [_called(twin, x[:2]) for _ in range(2)]
     got = evaluate_with_error(network, x)
     output = got.output
     if not isinstance(expected, Tensor) or expected.shape != output.value.shape:
         shape_or_type = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
         raise SoundnessError(f"The module returns {shape_or_type}, its trace {tuple(output.value.shape)}.")
-    if not torch.equal(expected, again) or not _same(before, _state(twin)):
+    if not torch.equal(*again):
         raise SoundnessError(
             "The module's output or its state changes from call to call on the same input, so no bound holds for it. "
             "Remove its randomness or state."
@@ -146,21 +147,44 @@ def require_equal_forward(twin: nn.Module, network: Network, example_input: Tens
     rounding = torch.minimum(1e3 * _peak(output.error), _TOLERANCE * peak)
     activations = [node.activation for node in network.nodes if isinstance(node, ElementwiseNode)]
     declared = sum(activation.deviation for activation in activations if activation.assumes)
-    excess = _peak(expected - output.value) - _TOLERANCE * _peak(expected) - rounding - 1e3 * declared
-    if not bool((excess <= 0).all()):
+    slack = _TOLERANCE * _peak(expected) + rounding + 1e3 * declared
+    if not _within(expected, output.value, slack):
         gap = float(_peak(expected - output.value).max())
         raise SoundnessError(
             f"The module and its trace differ by {gap:.3g} on random inputs (outputs up to "
             f"{float(expected.abs().max()):.3g}). An in-place change or a registered rule is the usual cause."
         )
+    _require_rows_apart(twin, x, expected, slack)
 
 
-def _random_inputs(example_input: Tensor) -> Tensor:
+def _require_rows_apart(twin: nn.Module, x: Tensor, expected: Tensor, slack: Tensor) -> None:
+    """Raise unless a row of the output is the same whatever rows, and however many, are computed with it."""
+    roomy = len(x) > len(_SCALES)
+    for n in (1, 2, 3, 33) if roomy else (1, 2):
+        if not _within(_called(twin, x[:n]), expected[:n], 2 * slack[:n]):
+            raise SoundnessError(f"The module computes something else for a batch of {n} than for one of {len(x)}.")
+    few = x[: 5 if roomy else 2]
+    for k in range(len(few)):
+        others = [row for row in range(len(few)) if row != k]
+        without = few.clone()
+        without[k] = math.nan
+        if not _within(_called(twin, without)[others], expected[others], 2 * slack[others]):
+            raise SoundnessError(
+                f"Sample {k} of a batch changes what the module computes for the others, so no bound holds for one of "
+                "them. Remove what joins the samples of a batch."
+            )
+
+
+def _within(left: Tensor, right: Tensor, slack: Tensor) -> bool:
+    return left.shape == right.shape and bool((_peak(left - right) <= slack).all())
+
+
+def _random_inputs(example_input: Tensor, rows: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     centre = example_input[:1].detach().to(torch.float64)
-    noise = torch.randn(len(_SCALES), *centre.shape[1:], generator=generator, dtype=torch.float64, device="cpu")
-    scales = torch.tensor(_SCALES, dtype=torch.float64, device="cpu").reshape(-1, *(1,) * (centre.dim() - 1))
-    return centre + (scales * noise).to(centre.device)
+    noise = torch.randn(rows, *centre.shape[1:], generator=generator, dtype=torch.float64, device="cpu")
+    scales = torch.tensor(_SCALES, dtype=torch.float64, device="cpu").repeat(-(-rows // len(_SCALES)))[:rows]
+    return centre + (scales.reshape(-1, *(1,) * (centre.dim() - 1)) * noise).to(centre.device)
 
 
 class _SoftplusWithoutThreshold(TorchFunctionMode):
@@ -186,26 +210,6 @@ def _called(module: nn.Module, x: Tensor) -> Any:
             f"The module itself fails on float64 inputs of shape {tuple(x.shape)}: {error}. "
             "Check the example's shape; tensors that are not parameters or buffers stay in their own dtype."
         ) from error
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """Return the tensors, numbers and strings that a module holds."""
-    found: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        held = {**vars(part), **part._parameters, **part._buffers}
-        for name, value in held.items():
-            if isinstance(value, Tensor):
-                found[f"{path}.{name}"] = value.detach().clone()
-            elif isinstance(value, bool | int | float | str):
-                found[f"{path}.{name}"] = value
-    return found
-
-
-def _same(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    if left.keys() != right.keys():
-        return False
-    pairs = [(left[key], right[key]) for key in left]
-    return all(torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b for a, b in pairs)
 
 
 def _peak(x: Tensor) -> Tensor:

@@ -1,0 +1,276 @@
+"""Whether what was traced is what runs: the module itself, in its own dtype, under every condition that it may ask for.
+
+A forward pass can be another function in float32 than in float64, with gradients than without, for five samples than
+for seven, or at its hundredth call.  A trace knows one of these.  So the module runs under two sets of conditions that
+differ in all of them, and has to call the same functions in both; nothing that it can read may have changed afterwards.
+"""
+
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
+
+_FEW, _MORE = 5, 7
+"""Two sizes of a batch, each a prime that sizes inside a network seldom are."""
+
+_DEEPEST = 5
+"""How many containers in containers a snapshot enters."""
+
+_PLAIN = bool | int | float | complex | str | bytes | None | torch.dtype | torch.device | torch.Size
+_OF_TORCH = str(Path(torch.__file__).parent)
+
+Calls = tuple[tuple[Any, ...], ...]
+
+
+def require_one_function(model: nn.Module, twin: nn.Module, example: Tensor) -> None:
+    """Raise unless a module calls the same functions in its own dtype and in float64, with and without gradients.
+
+    Both are copies, which may change.
+    """
+    own = _dtype(model, example)
+    centre = example[:1].detach()
+    few, more = (centre.expand(n, *centre.shape[1:]).clone() for n in (_FEW, _MORE))
+    with _Watching(own), torch.enable_grad():
+        first = _calls(model, few.to(own))
+    with torch.inference_mode():
+        second = _calls(twin, more.to(torch.float64))
+    other = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if not _same_call(a, b)), None)
+    if other is None and len(first) != len(second):
+        other = min(len(first), len(second))
+    if other is not None:
+        names = [str(calls[other][0]) if other < len(calls) else "nothing more" for calls in (first, second)]
+        raise UnsupportedModule(
+            f"{type(model).__name__} computes something else in {own} with gradients for {_FEW} samples than in "
+            f"torch.float64 without gradients for {_MORE}: call {other + 1} is {names[0]} there and {names[1]} here, "
+            "or has other arguments. Remove what depends on the dtype, the grad mode, the size of the batch, or the "
+            "number of calls."
+        )
+
+
+def _dtype(model: nn.Module, example: Tensor) -> torch.dtype:
+    return next((weight.dtype for weight in model.parameters() if weight.dtype.is_floating_point), example.dtype)
+
+
+def _calls(module: nn.Module, x: Tensor) -> Calls:
+    with _Recording() as recording:
+        try:
+            module(x)
+        except CurvcertError:
+            raise
+        except Exception as error:
+            raise InvalidInput(
+                f"The module itself fails on {x.dtype} inputs of shape {tuple(x.shape)}: {error}. Check the example's "
+                "shape; tensors that are not parameters or buffers stay in their own dtype."
+            ) from error
+    return tuple(recording.calls)
+
+
+class _Recording(TorchFunctionMode):
+    """Writes down every function of torch that is called, with its arguments but for the numbers of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name != "__get__":
+            leaves, shape = pytree.tree_flatten((args, kwargs or {}))
+            self.calls.append((name, str(shape), *map(_summary, leaves)))
+        return func(*args, **(kwargs or {}))
+
+
+def _summary(argument: Any) -> Any:
+    """Return what of an argument is the same in every dtype."""
+    if isinstance(argument, Tensor):
+        return ("tensor", tuple(argument.shape))
+    if isinstance(argument, torch.dtype):
+        return "a float" if argument.is_floating_point else str(argument)
+    return argument if isinstance(argument, int | float | str | type(None)) else type(argument).__name__
+
+
+def _same_call(left: Any, right: Any) -> bool:
+    """Whether two calls are the same but for the sizes of their batches."""
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_same_call, left, right))
+    if isinstance(left, float) and isinstance(right, float) and left != left:
+        return right != right
+    if type(left) is int and type(right) is int:
+        return left == right or left * _MORE == right * _FEW
+    return bool(left == right)
+
+
+class _Watching(TorchDispatchMode):
+    """Looks for what no trace of a float64 copy can know: numbers rounded to fewer digits, and chance."""
+
+    def __init__(self, own: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._like = torch.empty(0, dtype=own)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        may_draw = torch.Tag.nondeterministic_seeded in func.tags
+        before = _chance() if may_draw else ()
+        result = func(*args, **(kwargs or {}))
+        if may_draw and (before != _chance() or (kwargs or {}).get("generator") is not None):
+            raise SoundnessError(
+                f"The module draws random numbers ({func}), so that its output changes from call to call and no bound "
+                "holds for it. Remove its randomness or state."
+            )
+        widest = max(map(_precision, pytree.tree_leaves((args, kwargs))), default=0)
+        for tensor in pytree.tree_leaves(result):
+            if 0 < _precision(tensor) < min(widest, _precision(self._like)):
+                raise UnsupportedModule(
+                    f"The module rounds to {tensor.dtype} on the way ({func}), though its weights are "
+                    f"{self._like.dtype}: autocast, or a cast. What rounds has no constant. Trace it without, or in "
+                    "that dtype."
+                )
+        return result
+
+
+def _precision(value: Any) -> int:
+    """Return how fine the numbers of a tensor are; 0 for what holds no real numbers."""
+    real = isinstance(value, Tensor) and value.dtype.is_floating_point
+    return round(1 / torch.finfo(value.dtype).eps) if real else 0
+
+
+@contextmanager
+def require_nothing_changed(module: nn.Module) -> Iterator[None]:
+    """Raise if, afterwards, anything has changed that the module can read, or a random state."""
+    before, chance = _snapshot(module), _chance()
+    yield
+    changed = "a random state" if chance != _chance() else _difference(before, _snapshot(module))
+    if changed:
+        raise SoundnessError(
+            f"The module's output or its state changes from call to call on the same input ({changed}), so no bound "
+            "holds for it. Remove its randomness or state."
+        )
+
+
+@contextmanager
+def surroundings_kept() -> Iterator[None]:
+    """Leave random states and torch's settings as they were found, whatever a module does; refuse new settings."""
+    python, numpy, settings = random.getstate(), np.random.get_state(), _settings()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+        if settings != _settings():
+            raise SoundnessError(
+                "The module changes a setting of torch, so that what runs after it is another "
+                "program. Set it outside of the module."
+            )
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_default_dtype(settings[0])
+        torch.set_num_threads(settings[1])
+
+
+def _settings() -> tuple[torch.dtype, int]:
+    return torch.get_default_dtype(), torch.get_num_threads()
+
+
+def _chance() -> tuple[Any, ...]:
+    of_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    of_numpy: Any = np.random.get_state()
+    return (random.getstate(), str(of_numpy[2:]), *(state.numpy().tobytes() for state in of_torch))
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    """Return the data that a module can read: its attributes, and what its methods name outside of it."""
+    found: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        for name, value in {**vars(part), **part._parameters, **part._buffers}.items():
+            if name not in ("_parameters", "_buffers", "_modules") and not isinstance(value, nn.Module):
+                _collect(f"{path}.{name}".lstrip("."), value, found, 0)
+        kind = type(part)
+        if _is_the_users(kind.__module__):
+            for name, value in vars(kind).items():
+                if not name.startswith("__"):
+                    _collect(f"{kind.__name__}.{name}", value, found, 0)
+    return found
+
+
+def _is_the_users(name: str) -> bool:
+    return name.split(".")[0] not in {"torch", "curvcert", *sys.stdlib_module_names} or name == "__main__"
+
+
+def _collect(path: str, value: Any, found: dict[str, Any], depth: int) -> None:
+    if path in found or depth > _DEEPEST or isinstance(value, type | types.ModuleType | nn.Module):
+        return
+    if isinstance(value, Tensor):
+        found[path] = value.detach().clone() if value.device.type != "meta" else tuple(value.shape)
+    elif isinstance(value, _PLAIN):
+        found[path] = value
+    elif isinstance(value, np.ndarray):
+        found[path] = value.tobytes()
+    elif isinstance(value, Mapping):
+        found[path] = ("mapping", len(value))
+        for key, item in list(value.items()):
+            _collect(f"{path}[{key!r}]", item, found, depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        found[path] = ("collection", len(value))
+        for k, item in enumerate(value):
+            _collect(f"{path}[{k}]", item, found, depth + 1)
+    elif isinstance(value, types.FunctionType | types.MethodType | staticmethod | classmethod):
+        _collect_function(path, value, found, depth)
+    elif type(value).__module__ == "itertools":
+        found[path] = repr(value)
+    elif _is_the_users(type(value).__module__) and hasattr(value, "__dict__"):
+        _collect(f"{path}.__dict__", vars(value), found, depth + 1)
+
+
+def _collect_function(path: str, function: Any, found: dict[str, Any], depth: int) -> None:
+    """Collect what a function of the user's can read: its defaults, closure, attributes, and the globals it names."""
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if code is None or code.co_filename.startswith(_OF_TORCH) or path.count("()") > 1:
+        return
+    outside = {name: plain.__globals__[name] for name in _names(code) if name in plain.__globals__}
+    cells = {
+        name: cell.cell_contents
+        for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True)
+        if cell != types.CellType()
+    }
+    read = {**vars(plain), "defaults": (plain.__defaults__, plain.__kwdefaults__), **outside, **cells}
+    for name, value in read.items():
+        _collect(f"{path}().{name}", value, found, depth + 1)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return what has changed; an empty string if nothing has."""
+    for path in (*before, *after):
+        if path not in before or path not in after or not _equal(before[path], after[path]):
+            return path
+    return ""
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        same = left.dtype == right.dtype and left.shape == right.shape
+        return same and bool(((left == right) | (left != left) & (right != right)).all())
+    return type(left) is type(right) and bool(left == right or left != left)
