@@ -9,7 +9,7 @@ Glossary:
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -20,7 +20,8 @@ from curvcert.operators.conv import Pair
 from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.operators.planes import Circles, Use, Value, total_strides
 from curvcert.operators.stencils import Stencil
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.operators.verified import largest_eigenvalue_upper_bound
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 Span = tuple[int, int]
 """The least and the largest offset that a path map reads along an axis, in positions of its start."""
@@ -44,6 +45,44 @@ class _State:
     identity: bool = False
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Exit:
+    """A map from an image to a vector, (rows, *shape), known to within `error` in the Frobenius norm."""
+
+    source: int
+    rows: Tensor
+    error: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Through:
+    r"""The map P from a value to a vector behind an exit V, by its Gram matrix :math:`N^{-2} \sum_f \hat V \hat P
+    \hat P^* \hat V^*`, known to within `error`, and a bound on how far P itself is from the one that is meant.
+    """
+
+    gram: Tensor
+    length: int
+    error: Tensor
+
+    def plus(self, other: "Through") -> "Through":
+        """Add other frequencies."""
+        return Through(self.gram + other.gram, self.length + other.length, self.error.maximum(other.error))
+
+    @property
+    def norm(self) -> Tensor:
+        """A bound on the 2-norm."""
+        rounding = gamma(self.length + 8) * inflate(self.gram.diagonal().sum(), gamma(self.length + len(self.gram)))
+        return inflate(largest_eigenvalue_upper_bound(self.gram, rounding).sqrt() + self.error, 0.0)
+
+    @property
+    def row_norms(self) -> Tensor:
+        """Bounds on the 2-norms of the rows."""
+        squares = inflate(self.gram.diagonal().clamp(min=0.0), 2 * gamma(self.length + 8)) + TINY
+        return inflate(squares.sqrt() + self.error, gamma(8))
+
+
 class Frequencies:
     """Some rows of the frequencies of a torus, with the symbols of the stencils there.
 
@@ -58,11 +97,23 @@ class Frequencies:
         self._last_reader = {use.source: k for k, value in enumerate(values) for use in value.uses}
         self._symbols: dict[tuple[int, int], Tensor] = {}
         self._norms: dict[tuple[int, int], Tensor] = {}
+        self._spectra: dict[int, Tensor] = {}
 
     def path_norms(self, start: int, ends: Collection[int]) -> dict[int, Tensor]:
         """Bound the norms of the path maps from one value to some of those after it."""
+        return {k: self._norm(state, start, k) for k, state in self._states(start) if k in ends and k != start}
+
+    def exits(self, start: int, exits: Sequence[Exit]) -> dict[int, Through]:
+        """Return the maps from one value to what is behind some exits, by their numbers, as far as these rows go."""
+        found: dict[int, Through] = {}
+        for k, state in self._states(start):
+            found |= {number: self._behind(each, state, start) for number, each in enumerate(exits) if each.source == k}
+        return found
+
+    def _states(self, start: int) -> Iterator[tuple[int, _State]]:
+        """Yield the path maps from one value to itself and to those after it."""
         states = {start: self._identity(self._values[start].shape[0])}
-        norms: dict[int, Tensor] = {}
+        yield start, states[start]
         for k in range(start + 1, len(self._values)):
             value = self._values[k]
             slope = 1.0 if value.slopes is None else value.slopes.mu
@@ -70,13 +121,50 @@ class Frequencies:
             if not images or slope == 0.0:
                 continue
             states[k] = _sum(images)
-            if k in ends:
-                norms[k] = self._norm(states[k], start, k)
+            yield k, states[k]
             states = {number: state for number, state in states.items() if self._last_reader.get(number, -1) > k}
             if len(states) == 1:  # whatever comes later leads through it
                 ((number, state),) = states.items()
                 states = {number: _compressed(state)}
-        return norms
+
+    def _behind(self, gate: Exit, state: _State, start: int) -> Through:
+        r"""Return the part of a map behind an exit that these frequencies see.
+
+        With :math:`\hat V(f) = \sum_i V_i e^{2 \pi i f i / N}` and the stride A from the start to the exit, it is
+        :math:`\hat V(f) \hat P(f) / (N \sqrt A)` for each f, side by side.
+        """
+        V, blocks = self._spectrum(gate), state.matrices.shape[4]
+        P = state.matrices.flatten(6)
+        split = V.unflatten(-1, (blocks, -1)).movedim(-2, 4)
+        product = split @ P.expand(*split.shape[:4], *P.shape[4:])
+        # Conjugate frequencies, which are left out, see the conjugate.
+        weight = self._multiplicity().sqrt()[:, None, None, None, None, None]
+        points = [n // s for n, s in zip(self._circles.length, self._strides[gate.source], strict=True)]
+        area = math.prod(a // b for a, b in zip(self._strides[gate.source], self._strides[start], strict=True))
+        flat = torch.view_as_real(product * (weight / math.sqrt(math.prod(points)))).movedim(-3, 0).flatten(1)
+        size, taps = _length(gate.rows), math.prod(gate.rows.shape[2:])
+        # The taps of each entry of V add up, and V is as long on the torus as it is.
+        symbol = 4 * (taps + 16) * UNIT_ROUNDOFF * math.sqrt(taps)
+        local = symbol + gamma(4 * (gate.rows.shape[1] + 8))
+        error = (size + gate.error) * state.error + (gate.error + 2 * local * size) * _frobenius(state.matrices)
+        root = math.sqrt(area)
+        return Through(flat @ flat.mT / area, flat.shape[1], inflate(error / root, gamma(16)))
+
+    def _spectrum(self, gate: Exit) -> Tensor:
+        """Return the rows of an exit at the frequencies of its value: (h, rows, w, columns, rows of it, channels)."""
+        if id(gate) not in self._spectra:
+            height, width = gate.rows.shape[2:]
+            h = self._waves(0, self._rows, gate.source, tuple(range(height)))
+            w = self._waves(1, self._columns, gate.source, tuple(range(width)))
+            half = torch.einsum("nchw,rsh->rsncw", gate.rows.to(h.dtype), h)
+            self._spectra[id(gate)] = torch.einsum("rsncw,uvw->rsuvnc", half, w)
+        return self._spectra[id(gate)]
+
+    def _multiplicity(self) -> Tensor:
+        """Return how many rows of frequencies each of these stands for: itself, and its conjugate if left out."""
+        rows = self._circles.length[0] // self._circles.period[0]
+        alone = (2 * self._rows) % rows == 0
+        return torch.where(alone, 1.0, 2.0).to(torch.float64)
 
     def _identity(self, channels: int) -> _State:
         ones = torch.ones(1, 1, 1, 1, channels, 1, 1, 1, 1, dtype=torch.complex128, device=self._rows.device)
@@ -235,6 +323,10 @@ def _joined(matrices: Tensor, stride: Pair) -> Tensor:
     moved = split.permute(1, 2, 4, 5, 6, 7, 8, 0, 9, 3, 10)
     joined: Tensor = moved.flatten(9, 10).flatten(7, 8)
     return joined
+
+
+def _length(x: Tensor) -> Tensor:
+    return norm_upper_bound_of_vectors(x.flatten(), 2, 0)
 
 
 def _frobenius(matrices: Tensor) -> Tensor:
