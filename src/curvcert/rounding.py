@@ -84,6 +84,7 @@ class Upper:
     | a b, and a / c for an exact c | those of both together, and 1 |
     | the root of a | half of them, rounded up, and 1 |
     | a sum of m | the most of them, and m - 1, in any order |
+    | a product of matrices | those of both together, and the inner dimension |
     | the largest, the least | the most of them |
 
     Tensors and numbers beside an `Upper` are proven bounds, or exact: without a rounding.  Nothing is subtracted.
@@ -113,6 +114,10 @@ class Upper:
         return Upper(self.value * value, self.roundings + roundings + 1)
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __matmul__(self, other: "Upper | Tensor") -> "Upper":
+        value, roundings = (other.value, other.roundings) if isinstance(other, Upper) else (other, 0)
+        return Upper(self.value @ value, self.roundings + roundings + self.value.shape[-1])
 
     def __truediv__(self, exact: Tensor | float) -> "Upper":
         """Divide by positive numbers that are exact, or at most what they stand for."""
