@@ -1,7 +1,7 @@
 """The networks that curvcert's results are about, by name: `curvcert.zoo.load("6C2F-ours", seed=0)`.
 
-Each was trained by a recipe and certified in records.  A wheel brings the small ones; a checkout has, in `results/`, all
-whose weights are kept.  A file is loaded only if it has the digest that was recorded when it was measured.
+Each was trained by a recipe and certified in records.  A wheel brings the small ones; a checkout has all whose weights
+are kept, in `results/`.  A file is loaded only if it has the digest that was recorded when it was measured.
 """
 
 from collections.abc import Iterator
