@@ -61,7 +61,7 @@ def run(options: Options) -> Record:
             "distance": [None if math.isinf(d) else d for d in boundary[::every].tolist()],
         },
     }
-    return make_record(NAME, options, {"weights": SEED, "width": WIDTH, "point": list(POINT)}, figures)
+    return make_record(NAME, options, {"weights_seed": SEED, "width": WIDTH, "point": list(POINT)}, figures)
 
 
 def distances(network: Network, x: Tensor, label: int, angles: Tensor, most: float = 8.0, grid: int = 800) -> Tensor:
