@@ -19,7 +19,7 @@ from curvcert.bounds.types import SIDES, Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
 from curvcert.propagation.hessians import curvature_term
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import total
 
 
 def local_curvature_bound(problem: Problem) -> Bound:
@@ -47,14 +47,14 @@ def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int,
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
     prefixes = _prefixes(problem, balls)
-    total, per_layer = torch.zeros_like(covectors[0].drift), []
+    terms, per_layer = [torch.zeros_like(covectors[0].drift)], []
     for unit in problem.network.activated:
         behind, most = covectors[unit.output], gradients[unit.hidden].interval
         here = curvature_term(balls, unit, prefixes.__getitem__, behind, most, problem.side)
         value = torch.minimum(here, everywhere[unit.hidden])
-        total = total + value
+        terms.append(value)
         per_layer.append(LayerTerm(unit.block.name, "term", value, "local"))
-    K, network = problem.shaped(inflate(total, gamma(8 * len(problem.network.units)))), problem.network
+    K, network = problem.shaped(total(terms).bound), problem.network
     found = problem.norms.result(K, problem.p, problem.q, problem.scope, "local", tuple(per_layer), network.assumes)
     return replace(found, side=problem.side)
 
