@@ -16,6 +16,7 @@ M > 2R points, :math:`\sup_f \|\hat P(f)\| \le \max_{grid} \|\hat P\| / \cos(\pi
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -148,25 +149,38 @@ class Torus:
 
     def growth(self, targets: Collection[int]) -> dict[int, Tensor]:
         """Return how far each target moves, in the 2-norm, for a unit of the input, by LipLT."""
+        return {target: self.constants[self.place[target]] for target in targets}
+
+    @cached_property
+    def constants(self) -> dict[int, Tensor]:
+        """How far every value moves that bends, is bent, or may be asked about, by their numbers on the torus."""
         bent = self.bent
-        places = {self.place[target] for target in targets}
-        wanted = sorted({*places, *(self.values[k].uses[0].source for k in bent)})
-        norms = self._path_norms((0, *bent), wanted)
+        source = {k: self.values[k].uses[0].source for k in bent}
+        wanted = sorted({*self.place.values(), *source.values(), *bent})
+        norms = self._path_norms((0, *bent), {*wanted} - bent.keys())
         growth = {0: torch.ones((), dtype=torch.float64, device=_device(self.values))}
         for end in wanted:
-            if end in bent:  # activations of activations
-                slopes, source = bent[end], self.values[end].uses[0].source
-                growth[end] = inflate((abs(slopes.mu) + slopes.rho) * growth[source], gamma(4))
+            if end in bent:
+                growth[end] = inflate((abs(bent[end].mu) + bent[end].rho) * growth[source[end]], gamma(4))
                 continue
             terms = [norms[end, 0]] if (end, 0) in norms else []
             terms += [
-                slopes.rho * norms[end, start] * growth[self.values[start].uses[0].source]
+                slopes.rho * norms[end, start] * growth[source[start]]
                 for start, slopes in bent.items()
                 if (end, start) in norms
             ]
             if terms:
                 growth[end] = inflate(torch.stack(terms).sum(), gamma(4 * len(bent) + 8))
-        return {target: growth[self.place[target]] for target in targets}
+        return growth
+
+    def all_frequencies(self) -> Frequencies | None:
+        """Return all frequencies together, or None where they are only looked at by a grid, or piece by piece."""
+        rows = _row_pieces(self.values, self.grid)
+        return (
+            Frequencies(self.values, self.grid, rows[0], self._coarse)
+            if not self.is_coarse and len(rows) == 1
+            else None
+        )
 
     def links(self, starts: Collection[int]) -> dict[int, list[Link]]:
         """Return the links from each of some values, by their numbers on the torus, to what bends after it."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
-from curvcert.bounds.lipschitz.on_torus import ImageGradients, images_of
+from curvcert.bounds.lipschitz.on_torus import ImageGradients, image_gradients, images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.network import Block
@@ -115,7 +115,7 @@ class _GradientSizes(Generic[R]):
         if problem.p != 2 or not isinstance(norms, NormBounds):
             return None
         images = problem.once("images", lambda: images_of(problem.network.nodes))
-        return None if images is None else problem.once("gradients of images", lambda: images.gradients(norms))
+        return None if images is None else problem.once("gradients of images", lambda: image_gradients(images, norms))
 
     def _of_image(self, node: int) -> Tensor | None:
         """Bound the gradient with respect to an image on the torus of all images; None for anything else."""

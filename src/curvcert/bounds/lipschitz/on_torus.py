@@ -76,10 +76,10 @@ class Images:
         growth = self.torus.growth([self.number[k] for k in sums])
         return {k: growth[self.number[k]] for k in sums}
 
-    def gradients(self, norms: NormBounds) -> "ImageGradients | None":
-        """Return what bounds the gradients with respect to images, or None where that is of no use.
+    def exits(self, norms: NormBounds) -> tuple[tuple[int, Exit], ...] | None:
+        """Return the maps from images to what is bent behind them but no image, and to the output, by their targets.
 
-        So it is where something else than affine maps and activations reads an image, or too many numbers.
+        None where something else than affine maps reads an image, or too many numbers do.
         """
         heads = [k for k in range(len(self.nodes)) if k not in self.number]
         if not all(isinstance(self.nodes[k], AffineNode | ElementwiseNode) for k in heads):
@@ -95,7 +95,7 @@ class Images:
                     return None
                 matrix, error = tracked_matrix(V.T, norms.quick_spectral)
                 found.append((target, Exit(self.place(source), matrix.mT.reshape(-1, *V.in_shape), error)))
-        return ImageGradients(self, tuple(found))
+        return tuple(found)
 
     def _maps_to(self, target: int, doors: Sequence[int], paths: PathMaps) -> dict[int, AbstractLinearMap]:
         """Return the map from every image to a value behind, through whatever is no image."""
@@ -114,6 +114,12 @@ class Images:
                     V = onward @ term.map
                     found[term.source] = found[term.source] + V if term.source in found else V
         return found
+
+
+def image_gradients(images: Images, norms: NormBounds) -> "ImageGradients | None":
+    """Return what bounds the gradients with respect to images; None where the maps behind them are not known."""
+    exits = images.exits(norms)
+    return None if exits is None else ImageGradients(images, exits)
 
 
 @final
