@@ -12,9 +12,11 @@ most the least of
 
 1/r = (1 - 2/p)+, and on chains at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
-:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  A block A (x - W' D phi(Wx + b)) of a network with skips has
-its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  From one side
-:math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, takes the place of :math:`c \bar u_{kl}`.
+:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  Where a search for LipSDP's best multipliers is asked for, the
+last also has their :math:`S_k`, found for these very weights, on every graph.  A block A (x - W' D phi(Wx + b)) of a
+network with skips has its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.
+From one side :math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, takes the place of
+:math:`c \bar u_{kl}`.
 For feed-forward
 networks with G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does
 not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
@@ -30,6 +32,7 @@ from curvcert.bounds.curvature.block_contraction import contraction_form
 from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import growth
+from curvcert.bounds.lipschitz.lipsdp import weighted_reaches
 from curvcert.bounds.lipschitz.lipsdp_recursion import (
     Metric,
     has_room,
@@ -53,6 +56,7 @@ CANDIDATES = (
     "gradient, pre-activations",
     "gradient norm, lipsdp",
     "gradient entries, lipsdp",
+    "gradient entries, multipliers",
     "gradient behind the block",
 )
 """The bounds on a term, of which the least counts."""
@@ -108,18 +112,24 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
     prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
+    weighed = {
+        unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
+        for unit in problem.network.activated
+    }
+    reaches = weighted_reaches(problem, weighed)
     found = {}
     for unit in problem.network.activated:
         block = unit.block
-        gradient, metric = gradients[unit.hidden], metrics.get(unit.hidden)
+        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), weighed[unit.hidden]
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
             L = torch.minimum(L, Upper(metric.metric.norm).root().bound)
-        weights = gradient.interval.weights(block.activation, problem.side)
         candidates = _plain_terms(block, gradient.size, weights, L, problem, unit is units[-1])
         candidates |= _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         if metric is not None:
             candidates |= _metric_terms(metric, gradient.size, weights, problem)
+        if unit.hidden in reaches:
+            candidates["gradient entries, multipliers"] = reaches[unit.hidden]
         candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
