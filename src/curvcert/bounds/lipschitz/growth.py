@@ -230,6 +230,8 @@ class Growth:
             members = [number for number in reversed(level) if any(number in to for to in maps)]
             if not members:
                 continue
+            if any(math.isinf(self._rest(number)) for number in members):
+                return torch.full_like(total, torch.inf)
             paths = {number: path(number) for number in members}
             alone = [self._rest(number) * outer(paths[number]) * self.before(number) for number in members]
             share = torch.stack(alone).sum(dim=0)

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.method import without_constants
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.certificates.radii import combined_radius, curvature_radius, lipschitz_radius
@@ -32,6 +33,10 @@ class ShellRadius(AbstractCertificateMethod):
 
         Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
         """
+        if not question.network.has_constants:
+            if question.alone:
+                raise without_constants(question.network)
+            return []  # the constants' own note says why
         layers = shared_layers(question)
         late = _ByShells(layers, cost=50)
         return [_ByShells(layers, cost=30), late] if question.epsilons and not question.alone else [late]
