@@ -23,6 +23,7 @@ from curvcert.network.nodes import (
     Term,
     require_order,
 )
+from curvcert.network.picture import network_html
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
 from curvcert.network.rewriting.fusion import fused
 from curvcert.network.rewriting.products import as_squares, is_plain, with_slopes_within_reach
@@ -325,6 +326,9 @@ class Network:
             f"  {b.name or k}: {type(b).__name__} {b.in_shape} -> {b.out_shape}" for k, b in enumerate(self.blocks)
         ]
         return "\n".join(lines) + ")"
+
+    def _repr_html_(self) -> str:
+        return network_html(self.nodes, self.assumes)
 
 
 class _Values(AbstractForward[Tensor]):

@@ -20,7 +20,7 @@ from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
 from curvcert.propagation.gradient_intervals import Interval
 from curvcert.propagation.hessians import curvature_term
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import total
 
 
 def local_curvature_bound(problem: Problem) -> Bound:
@@ -52,16 +52,16 @@ def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int,
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
     prefixes = _prefixes(problem, balls)
-    total, per_layer = torch.zeros_like(covectors[0].drift), []
-    inf = torch.full((), torch.inf).to(total)
+    terms, per_layer = [torch.zeros_like(covectors[0].drift)], []
+    inf = torch.full((), torch.inf).to(terms[0])
     for unit in problem.network.activated:
         known, term = gradients.get(unit.hidden), everywhere.get(unit.hidden, inf)
         most = Interval(-inf, inf) if known is None else known.interval
         here = curvature_term(balls, unit, prefixes.__getitem__, covectors[unit.output], most, problem.side)
         value = torch.minimum(here, term)
-        total = total + value
+        terms.append(value)
         per_layer.append(LayerTerm(unit.block.name, "term", value, "local"))
-    K, network = problem.shaped(inflate(total, gamma(8 * len(problem.network.units)))), problem.network
+    K, network = problem.shaped(total(terms).bound), problem.network
     found = problem.norms.result(K, problem.p, problem.q, problem.scope, "local", tuple(per_layer), network.assumes)
     return replace(found, side=problem.side)
 

@@ -128,6 +128,10 @@ CURVATURE_METHODS: dict[str, AbstractCurvatureMethod] = {
 }
 
 
+MOST_WORK = 5e7
+"""What a search for LipSDP's multipliers may take on: a second or two, see `LipSDP.most_work`."""
+
+
 def curvature(
     network: Network,
     p: float = 2,
@@ -166,7 +170,8 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    return curvature_of(make_problem(network, p, q, at, radius, pair, logit, side), method)
+    problem = make_problem(network, p, q, at, radius, pair, logit, side)
+    return curvature_of(replace(problem, most_work=MOST_WORK), method)
 
 
 def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:
