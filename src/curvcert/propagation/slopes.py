@@ -73,7 +73,7 @@ def anchored_slopes(activation: Activation, z: Computed) -> Slopes:
     without a Lipschitz derivative the global slopes are used.
     """
     alpha, beta = activation.slope
-    if activation.curvature is None:
+    if activation.curvature is None or not activation.is_bounded:
         return Slopes(torch.full_like(z.value, alpha), torch.full_like(z.value, beta))
     lower, upper = anchored_slope_range(activation, z.value)
     drift = (Upper(z.error) * (0.5 * activation.curvature_c)).bound
@@ -116,5 +116,5 @@ def block_growth(block: Block, slopes: Slopes, p: float, norms: NormBounds) -> T
 def about_middle(block: Block) -> tuple[float, AbstractLinearMap]:
     """Return the middle slope mu, and H + mu G W."""
     alpha, beta = block.activation.slope
-    mu = (alpha + beta) / 2
+    mu = (alpha + beta) / 2 if block.activation.is_bounded else 0.0
     return mu, block.H + mu * (block.G @ block.W)

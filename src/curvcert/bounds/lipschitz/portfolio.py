@@ -12,7 +12,7 @@ from curvcert.bounds.lipschitz.liplt import liplt_bound
 from curvcert.bounds.lipschitz.lipsdp import lipsdp_bound, reason_to_skip_search
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, reason_to_skip_lipsdp
 from curvcert.bounds.lipschitz.local import local_bound
-from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod, applying, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.lipschitz.through_l2 import through_l2
@@ -178,6 +178,7 @@ def lipschitz_of(
 
     `among` are the methods of which "auto" is the best.
     """
+    among = applying(among, problem, Local.name)
     one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
     if one is not None:
         return run(one, problem, TINY)

@@ -109,6 +109,8 @@ class AnchoredLipschitzRadius(AbstractCertificateMethod):
 
         That is so without paths, as a rule, and where no activation has slopes that are seen from a point.
         """
+        if not question.network.has_constants:
+            return []  # the constants' own note says why
         if not question.alone:
             why = reason_against_paths(question.pairs)
             if why is not None:

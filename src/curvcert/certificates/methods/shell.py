@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.method import without_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.method import (
@@ -43,6 +44,10 @@ class ShellRadius(AbstractCertificateMethod):
 
         Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
         """
+        if not question.network.has_constants:
+            if question.alone:
+                raise without_constants(question.network)
+            return []  # the constants' own note says why
         layers = shared_layers(question)
         late = _ByShells(layers, cost=50)
         return [_ByShells(layers, cost=30), late] if question.epsilons and not question.alone else [late]
