@@ -12,17 +12,13 @@ from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
-from curvcert.bounds.lipschitz.method import AbstractMethod, applying, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound, Side
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
-
-
-class AbstractCurvatureMethod(AbstractMethod):
-    """A way to bound the Lipschitz constant of a network's Jacobian."""
 
 
 @final
