@@ -140,6 +140,10 @@ class Upper:
         count = self.value.numel() // max(summed.numel(), 1)
         return Upper(summed, self.roundings + max(count - 1, 0))
 
+    def flatten(self, start: int) -> "Upper":
+        """Return the same in fewer dimensions."""
+        return Upper(self.value.flatten(start), self.roundings)
+
     def amax(self, *dims: int) -> "Upper":
         """Return the largest along dimensions, along all of them without any."""
         return Upper(self.value.amax(dim=dims), self.roundings)

@@ -219,6 +219,8 @@ class Growth:
             members = [number for number in reversed(level) if any(number in to for to in maps)]
             if not members:
                 continue
+            if any(math.isinf(self._rest(number)) for number in members):
+                return Upper(torch.full((), torch.inf, dtype=torch.float64, device=self._problem.network.device))
             paths = {number: path(number) for number in members}
             share = total(Upper(outer(paths[number])) * self._rest(number) * self.before(number) for number in members)
             if len(members) > 1 and level in self._of_level:

@@ -85,7 +85,7 @@ def residual_contraction_of(block: Block) -> ResidualContraction | None:
     Maps are compared by the weights that they hold, so that copies of one map count as the same.
     """
     alpha, beta = block.activation.slope
-    if not block.is_residual or alpha < 0 or beta <= 0:
+    if not block.is_residual or alpha < 0 or beta <= 0 or not block.activation.is_bounded:
         return None
     (h, outer), (g, inner) = _unscaled(block.H), _unscaled(block.G)
     diagonal = inner[-1] if inner and isinstance(inner[-1], Diagonal) else None

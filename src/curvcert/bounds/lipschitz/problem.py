@@ -129,7 +129,7 @@ def make_problem(
         raise InvalidInput(f"side is one of {', '.join(SIDES)}, got {side!r}.")
     if side != "both" and pair is None and logit is None and network.outputs > 1:
         raise InvalidInput(f"A curvature from {side} is that of a scalar. Pass pair=(i, j), pair='all' or logit=i.")
-    question = _question(network, p, q, at, radius, pair, logit)
+    question = _question(network.for_bounds, p, q, at, radius, pair, logit)
     return replace(question, side=side)
 
 
