@@ -121,11 +121,20 @@ def extreme_eigenvalues_upper_bounds(
     scale = power_of_two(matrices.abs().amax(dim=(-2, -1)))
     known = (matrices.sum(dim=(-2, -1)) + error).isfinite()
     scaled = torch.where(known[:, None, None], matrices / scale[:, None, None], 0.0)
-    guesses = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+    guesses = _eigenvalue_guesses(scaled)
     margin = _SINGLE_STEP * guesses.abs().amax(dim=1).clamp(min=2.0**-20)
     sides = (_verified_each(scaled, guesses[:, -1], margin), _verified_each(-scaled, -guesses[:, 0], margin))
     top, bottom = (torch.where(known, inflate(side * scale + error, 0.0), torch.inf) for side in sides)
     return top, bottom
+
+
+def _eigenvalue_guesses(scaled: Tensor) -> Tensor:
+    """Guess the eigenvalues of each matrix, in single precision; the norms where LAPACK finds none in one of them."""
+    try:
+        return torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+    except torch.linalg.LinAlgError:
+        norms = torch.linalg.matrix_norm(scaled)
+        return torch.stack([-norms, norms], dim=1)
 
 
 def _verified_each(scaled: Tensor, guess: Tensor, margin: Tensor) -> Tensor:
