@@ -12,14 +12,14 @@ from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.curvature.unrolled import bends_unevenly, unrolled_terms
 from curvcert.bounds.lipschitz.method import without_constants
-from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipschitz_of
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import gamma, inflate
 
-_RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstance(method, LipSDP)]
+_RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if method.checkable]
 """The methods that "auto" takes for a certificate: those that the checker has too."""
 
 

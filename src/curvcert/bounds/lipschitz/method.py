@@ -20,9 +20,10 @@ from curvcert.network.nodes import ElementwiseNode
 
 
 class AbstractMethod(ABC):
-    """A way to bound a constant of a network."""
+    """A way to bound a constant of a network: `checkable` says whether the independent checker reaches it."""
 
     name: str
+    checkable: bool = True
 
     @abstractmethod
     def reason_to_skip(self, problem: Problem) -> str | None:
@@ -35,6 +36,14 @@ class AbstractMethod(ABC):
     @abstractmethod
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
+
+
+class AbstractLipschitzMethod(AbstractMethod):
+    """A way to bound a Lipschitz constant."""
+
+
+class AbstractCurvatureMethod(AbstractMethod):
+    """A way to bound the Lipschitz constant of a network's Jacobian."""
 
 
 def without_constants(network: Network) -> UnsupportedModule:

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.method import without_constants
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.certificates.radii import combined_radius, curvature_radius, lipschitz_radius
 from curvcert.certificates.shell import Layers, Query, layers_of, shell_radii
 
@@ -22,6 +29,10 @@ class ShellRadius(AbstractCertificateMethod):
     name: str = "shell"
     way: str = "shell"
     in_auto: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks."""
+        return reason_without_curvature(problem)
 
     @property
     def tables(self) -> Tables:
