@@ -13,7 +13,7 @@ from curvcert.activations.base import Activation, Profile, Turn, from_profiles
 from curvcert.activations.declaration import declare_activation
 from curvcert.activations.interval import derivative_range, second_derivative_range, value_range
 from curvcert.activations.registry import from_module, register_activation
-from curvcert.activations.remainder import remainder_range
+from curvcert.activations.remainder import remainder_ends, remainder_range
 from curvcert.activations.table import (
     ACTIVATIONS,
     ARCTAN,
@@ -80,6 +80,7 @@ __all__ = [
     "hardtanh",
     "leaky_relu",
     "register_activation",
+    "remainder_ends",
     "remainder_range",
     "second_derivative_range",
     "selu",

@@ -10,6 +10,8 @@ CURVATURE = {"compositional", "unrolled", "crc", "anchored"}
 SEEN = {"anchored-lipschitz"}
 BALLS = {"shell", "line"}
 """The methods that the checker has rules for that are as good."""
+LINES = {"linear"}
+"""Those that it has rules for which may fall short, by lines of its own: what they do not prove stays open."""
 
 
 class Unproven(Exception):
