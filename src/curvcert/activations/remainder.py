@@ -13,12 +13,13 @@ of the curvature comes from the table, never from a computed value, which rounds
 import torch
 from torch import Tensor
 
-from curvcert.activations.base import Activation, Profile
+from curvcert.activations.base import EVERYWHERE, Activation, Profile
 from curvcert.activations.interval import (
     NEARNESS,
     PERIODIC_LIMIT,
     Intervals,
     derivative_range,
+    is_defined,
     value_range,
 )
 from curvcert.rounding import UNIT_ROUNDOFF, next_down, next_up
@@ -49,10 +50,12 @@ def remainder_range(act: Activation, slope: Tensor, lower: Tensor, upper: Tensor
 def remainder_ends(act: Activation, below: Tensor, above: Tensor, lower: Tensor, upper: Tensor) -> Intervals:
     r"""Bound :math:`\phi(z) - sz` from below for one slope and from above for another: half the work of two ranges."""
     below, above, lower, upper = torch.broadcast_tensors(below, above, lower, upper)
-    finite = lower.isfinite() & upper.isfinite()
-    known = (finite & below.isfinite(), finite & above.isfinite())
-    a, b = (torch.where(finite, value, 0.0) for value in (lower, upper))
-    s, t = (torch.where(each, value, 0.0) for each, value in zip(known, (below, above), strict=True))
+    inside = lower.isfinite() & upper.isfinite() & is_defined(act, lower, upper)
+    known = (inside & below.isfinite(), inside & above.isfinite())
+    # Anywhere in the domain, where nothing is known.
+    place = 0.0 if act.domain == EVERYWHERE else 1.0
+    a, b = (torch.where(inside, value, place) for value in (lower, upper))
+    s, t = (torch.where(each, value, place) for each, value in zip(known, (below, above), strict=True))
     if act.profiles is None:
         least, greatest = _declared(act, s, a, b)[0], _declared(act, t, a, b)[1]
     elif act.profiles[0].period is not None:
@@ -136,8 +139,10 @@ def _near_root(act: Activation, s: Tensor, a: Tensor, b: Tensor, sign: Tensor) -
 
     Where the sign is 1, phi' rises; where it is -1, it falls.
     """
-    small = _NEAR_ROOT * max(map(abs, act.slope))
     at_a, at_b = sign * (act.derivative(a) - s), sign * (act.derivative(b) - s)
+    small: float | Tensor = _NEAR_ROOT * max(map(abs, act.slope))
+    if not act.is_tame:
+        small = _NEAR_ROOT * torch.maximum(act.derivative(a).abs(), act.derivative(b).abs())
     left, right = a, torch.where(at_a >= 0, a, b)
     left = torch.where((at_b <= 0) & (at_a < 0), b, left)
     z = (left + right) / 2
