@@ -802,7 +802,7 @@ RELAXATIONS = (
         "return _Lines(above, below, up(rises), up(falls))",
         "return _Lines(above, below, 0.9 * rises, 0.9 * falls)",
         (CHECKER_RELAXATION,),
-        "no_point",
+        "no_point or one_neuron",
         "The checker proves radii by lines that an activation leaves further than they cost.",
     ),
     Fault(

@@ -91,6 +91,17 @@ def test_no_point_of_the_region_rises_further(name: str, skip: bool, boxed: bool
         assert bool((climbed <= found).all()), (climbed, found)
 
 
+def test_one_neuron_rises_as_far_as_it_does(tmp_path) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).double().eval()
+    for layer, weight in ((model[0], [[1.0]]), (model[2], [[1.0], [-1.0]])):
+        layer.weight.data.copy_(torch.tensor(weight))
+        layer.bias.data.zero_()
+    net = curvcert.trace(model, torch.zeros(1, 1, dtype=torch.float64))
+    read, x = read_model(save_network(net, tmp_path / "network")), np.ones(1)
+    found = Relaxation(read, forward(read, x), Ball.about(x, math.inf, 2.0, None)).rises(np.eye(2))
+    assert bool((found >= [2.0, 1.0]).all()) and bool((found <= [2.0 + 1e-12, 1.0 + 1e-12]).all())
+
+
 def _climbed(model: nn.Module, x: torch.Tensor, rows: torch.Tensor, p: float, r: float, boxed: bool) -> np.ndarray:
     """Return how far each row was seen to rise in the ball, or in its cut with the unit box, by ascent."""
     best = torch.zeros(len(rows), dtype=torch.float64)
@@ -127,14 +138,17 @@ def test_radii_by_lines_are_proven_again(kinked) -> None:
         assert found.radii_proven[0] == found.radii_proven[1] > 0
 
 
-def test_longer_ones_are_not(kinked) -> None:
+@pytest.mark.parametrize(("factor", "open_"), [(1.005, True), (1.05, False)])
+def test_longer_ones_are_not(kinked, factor: float, open_: bool) -> None:
+    """A little beyond what these lines prove others might: whatever is further is refused."""
     for files in kinked:
 
         def lengthen(_: dict, arrays: dict) -> None:
             for name in ("radius", "pair_radius", "radii.linear"):
-                arrays[name] *= 1.01
+                arrays[name] *= factor
 
         found = verdict(files, certificate=forged(files.certificate, lengthen))
         by_lines = [s for s, way in zip(found.status, files.held.method, strict=True) if way == "linear"]
         assert by_lines and "proven" not in by_lines
+        assert ("cannot check" in by_lines) == open_
         assert found.radii_proven[0] <= found.radii_proven[1] - len(by_lines)

@@ -1,13 +1,13 @@
 """Linear relaxation where it is exact, and where nothing but the rounding of covectors is left of a change."""
 
 import math
+from itertools import permutations
 
 import pytest
 import torch
 from torch import Tensor
 
 from curvcert.activations import RELU
-from curvcert.bounds.outputs import output_bounds
 from curvcert.network import Network
 from curvcert.network.builder import Value, start
 from curvcert.network.evaluation import evaluate_with_error
@@ -42,12 +42,16 @@ def test_ranges_of_a_linear_network_are_attained_and_no_narrower() -> None:
 
 
 def test_the_rounding_of_covectors_counts_where_nothing_else_is_left() -> None:
-    # The rows 1e16 + 1 - 1e16 that are carried back add up to 0 or 2, and the function rises by 1 for each unit of x.
-    wide = Dense(torch.tensor([[1e16], [1.0], [-1e16]], dtype=F64))
-    value = start((1,), torch.device("cpu")).activate(RELU, "a").linear(wide)
-    net = Network(value.linear(Dense(torch.tensor([[1.0, 1.0, 1.0]], dtype=F64))).builder.nodes)
-    found = output_bounds(net, torch.ones(1, 1, dtype=F64), 0.25)
-    assert float(found.width) >= 0.5
+    # The rows 1e16, 1 and -1e16 that are carried back add up to 0 or 2 in some order, and the function rises by 1.
+    for rows in permutations([1e16, 1.0, -1e16]):
+        W = Dense(torch.tensor(rows, dtype=F64)[:, None])
+        value = start((1,), torch.device("cpu")).activate(RELU, "a").linear(W)
+        net = Network(value.linear(Dense(torch.tensor([[1.0, 1.0, 1.0]], dtype=F64))).builder.nodes)
+        norms = NormBounds()
+        at = evaluate_with_error(net, torch.ones(1, 1, dtype=F64), norms)
+        relaxed = Relaxed(NetworkFacts(net, 2.0, norms), at, NormBall(2.0, torch.tensor([0.25], dtype=F64), 1))
+        change = relaxed.change(len(net.nodes) - 1, torch.ones(1, 1, 1, dtype=F64))
+        assert float(change.rise) >= 0.25 and float(change.fall) >= 0.25
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -11,7 +11,7 @@ SEEN = {"anchored-lipschitz"}
 BALLS = {"shell", "line"}
 """The methods that the checker has rules for that are as good."""
 LINES = {"linear"}
-"""Those that it has rules for which may fall short, by lines of its own: what they do not prove stays open."""
+"""Those that it has rules for which may fall short of the file's by a little."""
 
 
 class Unproven(Exception):

@@ -38,6 +38,9 @@ SLACK = 2.0**-30
 """What a saved certificate leaves for the rounding of a checker, relatively."""
 
 _DISTANCE = 4 * SLACK
+_NEARLY = 0.99
+"""The share of a radius by lines that the checker's own prove at least."""
+
 _CLEAR = 1e-6
 """Below this relative difference the comparison of two radii is left open."""
 
@@ -277,6 +280,9 @@ class _Sample:
                 known &= not named & BALLS
         if open_.any() and LINES & claims.radii.keys():
             open_ = np.where(self._proven_by_relaxation(open_), 0.0, open_)
+            # Lines are drawn anew, and others might prove a little more.
+            near = self._proven_by_relaxation(_NEARLY * open_).all()
+            known |= not near and named <= LIPSCHITZ | SEEN | CURVATURE | LINES
         i = int(np.argmax(open_ > 0))
         text = f"the radius {claims.pair_radius[k][i]:.9g} of class {i} is more than is proven"
         self._require_radius(open_, text, known and self._engine(self._tables_of(named)))
