@@ -124,7 +124,7 @@ class Conv2d(AbstractLinearMap):
 
 
 def overlaps(conv: Conv2d) -> bool:
-    """Tell whether two outputs may read the same pixel, or an output a pixel outside the image.
+    """Whether two outputs may read the same pixel, or an output a pixel outside the image.
 
     Where not, rows of different windows are orthogonal, and the norms are those of the kernel's matrix.
 

@@ -188,20 +188,26 @@ class TaylorModels:
             weights = torch.linalg.vector_norm(u, dim=1)
             weights = torch.maximum(weights, 1e-6 * weights.amax(dim=1, keepdim=True)).clamp(min=1e-100)
             omega = inflate(weights * self.bends[k].unit, 0.0).unsqueeze(1)
-            self._couplings[k] = Coupling(weights, self.coordinates.peaks([omega], [self.seen[k]])[0].squeeze(1))
+            seen = [self.seen[k]]
+            squares = self.coordinates.peak(self.coordinates.matrices([omega], seen), [omega], seen)
+            self._couplings[k] = Coupling(weights, squares.squeeze(1))
         return self._couplings[k]
 
     def _joined(self) -> AbstractParabolas:
         """Return the parabolas of the outputs, with what the remainders leave in them at each knot in turn."""
-        weights = []
-        for k, u in self._output.sent.items():
-            own, unit = u * self.bends[k].bend.unsqueeze(1), u.abs() * self.bends[k].unit.unsqueeze(1)
-            left = torch.cat([KNOTS[knot] * unit for knot in _OUTER_KNOTS], dim=1)
-            own = own.repeat(1, len(_OUTER_KNOTS), 1)
-            # Larger weights are on the safe side: the squares are not negative.
-            weights.append(own + left + 8 * UNIT_ROUNDOFF * (own.abs() + left))
-        seen, outer = [self.seen[k] for k in self._output.sent], self._output.seen
-        return self.coordinates.parabolas(outer.repeated(len(_OUTER_KNOTS)), weights, seen)
+        sent, knots = self._output.sent, [KNOTS[knot] for knot in _OUTER_KNOTS]
+        own = [u * self.bends[k].bend.unsqueeze(1) for k, u in sent.items()]
+        # Larger weights are on the safe side: the squares are not negative.
+        unit = [inflate(u.abs() * self.bends[k].unit.unsqueeze(1), 0.0) for k, u in sent.items()]
+        slack = 8 * UNIT_ROUNDOFF
+        own = [w + slack * w.abs() for w in own]
+        weights = [
+            torch.cat([w + knot * v + slack * (w.abs() + knot * v) for knot in knots], dim=1)
+            for w, v in zip(own, unit, strict=True)
+        ]
+        seen, outer = [self.seen[k] for k in sent], self._output.seen
+        M = self.coordinates.matrices(own, seen).plus(self.coordinates.matrices(unit, seen), knots)
+        return self.coordinates.parabolas(outer.repeated(len(knots)), M, weights, seen)
 
     def _with_peaks(self, form: Form) -> Form:
         """Return the same with bounds on the quadratic part, a few samples at a time, or a few rows of one."""

@@ -114,6 +114,9 @@ class _ByModels(AbstractStep):
             # What it does not raise it is not named for.
             found = torch.where(found > known, found, torch.nan)
         samples.add("quadratic", found)
+        if question.epsilons and not question.alone and question.p != 2:
+            # Beside l2 no other method has been seen to prove what models at that very radius do not.
+            samples.given_up |= samples.open_
 
     def _decided(self, centres: Centres, question: Question) -> Tensor:
         """Make models at every radius that is to be decided, where linear relaxation leaves a hope."""
