@@ -157,8 +157,9 @@ class _Guessed:
 def _eigenvalue_guesses(scaled: Tensor) -> Tensor:
     """Guess the eigenvalues of each matrix, in single precision; the norms where LAPACK finds none in one of them."""
     try:
-        return torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
-    except torch.linalg.LinAlgError:
+        found: Tensor = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+        return found
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         norms = torch.linalg.matrix_norm(scaled)
         return torch.stack([-norms, norms], dim=1)
 
