@@ -199,8 +199,6 @@ def _overwritten(x: Tensor) -> Tensor:
 
 
 GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
-    "product": (lambda m, x: x * torch.sigmoid(m.a(x)), "a product of two values"),
-    "square": (lambda m, x: x * x, "a product of two values"),
     "quotient": (lambda m, x: x / m.a(x), "a quotient of two values"),
     "division by a value": (lambda m, x: 1 / (x + 3), "division by a value"),
     "power": (lambda m, x: x**2, "pow has no largest slope"),
@@ -242,12 +240,8 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "exp": (lambda m, x: torch.exp(x), "exp has no largest slope"),
     "log": (lambda m, x: (x.abs() + 1).log(), "log has no largest slope"),
     "inverse": (lambda m, x: 1 / (1 + torch.exp(m.a(x)).relu()), "exp has no largest slope"),
-    "square root": (lambda m, x: torch.sqrt(1 + x * x), "a product of two values"),
-    "gate": (lambda m, x: x * torch.sigmoid(m.b(x)), "a product of two values"),
-    "gate that is nearly one": (lambda m, x: x * torch.tanh(x), "a product of two values"),
-    "gelu with another constant": (lambda m, x: 0.5 * x * (1.001 + torch.erf(x / 2**0.5)), "a product of two values"),
+    "square root": (lambda m, x: torch.sqrt(1 + x * x), "sqrt"),
     "growing bell": (lambda m, x: torch.exp(x**2), "pow has no largest slope"),
-    "gate in a branch": (lambda m, x: torch.stack([x * x, x], 1), "a product of two values"),
     "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
     "index of a sample": (lambda m, x: x[0], "dimension 0 is the batch"),
     "slice of the batch": (lambda m, x: x[:1] + x, "dimension 0 is the batch"),

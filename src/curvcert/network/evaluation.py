@@ -14,7 +14,7 @@ from torch import Tensor
 from curvcert.activations import Activation
 from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
 from curvcert.network.network import Network
-from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, ProductNode
 from curvcert.network.rewriting.chain import Chain
 from curvcert.network.sweeps import AbstractForward
 from curvcert.operators import NormBounds
@@ -132,6 +132,15 @@ class _Evaluating(AbstractForward[Computed]):
         worst = value.error.flatten(1).amax(dim=1)
         y = node.pool.evaluate(value.value)
         return _computed(y, _spread(worst, y), None)
+
+    def product(self, node: ProductNode, left: Computed, right: Computed) -> Computed:
+        # u'v' - uv = u (v' - v) + v (u' - u) + (u' - u)(v' - v), and the rounding of the product itself.
+        y = left.value * right.value
+        sizes = left.value.abs() * right.error + right.value.abs() * left.error + left.error * right.error
+        u, v = (factor.value.abs().flatten(1).amax(dim=1) for factor in (left, right))
+        local = UNIT_ROUNDOFF * y.abs()
+        norm = u * right.error_norm + v * left.error_norm + left.error_norm * right.error_norm + _norm(local)
+        return _computed(y, sizes + local, norm)
 
 
 def _activation_error(activation: Activation, value: Tensor) -> Tensor:

@@ -268,8 +268,9 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
             return left.plus(right, path)
         if target in _SUBTRACT:
             return left.plus(right.negative(), path)
-        verb = "product" if target in _MULTIPLY else "quotient"
-        raise UnsupportedModule(f"{path}: a {verb} of two values that depend on the input is not supported. {_SHAPE}")
+        if target in _MULTIPLY:
+            return _product(path, left, right)
+        raise UnsupportedModule(f"{path}: a quotient of two values that depend on the input is not supported. {_SHAPE}")
     value, constant = (left, right) if isinstance(left, Value) else (right, left)
     number = _as_constant(constant, value, path)
     if target in _ADD:
@@ -283,6 +284,15 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
     if not bool(torch.isfinite(1.0 / number).all()):
         raise InvalidInput(f"{path}: a division by zero, or by a number too small for float64.")
     return value.times(1.0 / number)
+
+
+def _product(path: str, left: Value, right: Value) -> Value:
+    """Return the product of two values, each repeated along axes of size 1 as torch does."""
+    try:
+        shape = torch.broadcast_shapes((1, *left.shape), (1, *right.shape))[1:]
+    except RuntimeError as error:
+        raise UnsupportedModule(f"{path}: {error}.") from None
+    return left.expanded(tuple(shape), path).multiplied(right.expanded(tuple(shape), path), path)
 
 
 def _as_constant(constant: Any, value: Value, path: str) -> Tensor:

@@ -18,6 +18,7 @@ from curvcert.network.nodes import (
     AffineNode,
     ElementwiseNode,
     MaxPoolNode,
+    ProductNode,
     Term,
     require_order,
 )
@@ -32,7 +33,7 @@ from curvcert.operators.base import Shape
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """A feed-forward graph of affine maps, elementwise activations and max-pooling.
+    """A feed-forward graph of affine maps, elementwise activations, max-pooling and products of values.
 
     Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches; `source_dtype` is that of
     the module it came from.  A network that is a composition of the paper's blocks has them as `blocks`.
@@ -308,6 +309,9 @@ class _Values(AbstractForward[Tensor]):
     def max_pool(self, node: MaxPoolNode, value: Tensor) -> Tensor:
         return node.pool.evaluate(value)
 
+    def product(self, node: ProductNode, left: Tensor, right: Tensor) -> Tensor:
+        return left * right
+
 
 class _Covectors(AbstractBackward[Tensor]):
     """Covectors, (batch, rows, *shape) for each node, pulled back through the derivatives at known values."""
@@ -326,6 +330,10 @@ class _Covectors(AbstractBackward[Tensor]):
 
     def max_pool(self, k: int, node: MaxPoolNode, value: Tensor) -> Tensor:
         return node.pool.pull_back(self._values[node.source], value)
+
+    def product(self, k: int, node: ProductNode, value: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = (self._values[source].unsqueeze(1) for source in node.sources)
+        return right * value, left * value
 
 
 def tensor_of(value: Any) -> Any:
