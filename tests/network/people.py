@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from tests.network.cases import Function, batch_norm
 
@@ -31,7 +31,8 @@ class Row:
     def model(self) -> nn.Module:
         """Return the module in eval mode, always with the same weights."""
         torch.manual_seed(1)
-        return self.make().eval()
+        made = self.make()
+        return made if isinstance(made, fx.GraphModule) else made.eval()
 
     def example(self) -> Tensor | tuple[Tensor, ...]:
         """Return a batch of random inputs; several tensors for a module with several inputs."""
@@ -52,7 +53,9 @@ def _module(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...] = V
     ROWS.append(Row(name, make, shape, tuple(options.items())))
 
 
-def _call(name: str, function: Callable[[Function, Tensor], object], shape: tuple[int, ...] = VECTOR, **parts: Any) -> None:
+def _call(
+    name: str, function: Callable[[Function, Tensor], object], shape: tuple[int, ...] = VECTOR, **parts: Any
+) -> None:
     ROWS.append(Row(name, lambda: Function(function, **parts), shape))
 
 
@@ -89,7 +92,6 @@ for _name, _make, _shape in [
     ("AdaptiveAvgPool2d", lambda: nn.AdaptiveAvgPool2d((2, 3)), IMAGE),
     ("AdaptiveAvgPool2d, global", lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGE),
     ("AdaptiveAvgPool3d", lambda: nn.AdaptiveAvgPool3d((2, 3, 1)), VOLUME),
-    ("LPPool of power 1", lambda: nn.LPPool1d(1, 2), SIGNAL),
     ("Upsample nearest", lambda: nn.Upsample(scale_factor=2), IMAGE),
     ("Upsample bilinear", lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE),
     ("Upsample bicubic", lambda: nn.Upsample(scale_factor=2, mode="bicubic"), IMAGE),
@@ -111,7 +113,11 @@ for _name, _make, _shape in [
     ("BatchNorm1d", lambda: batch_norm(nn.BatchNorm1d(4)), VECTOR),
     ("BatchNorm2d", lambda: batch_norm(nn.BatchNorm2d(2)), IMAGE),
     ("BatchNorm3d", lambda: batch_norm(nn.BatchNorm3d(2)), VOLUME),
-    ("InstanceNorm1d, tracked", lambda: batch_norm(nn.InstanceNorm1d(2, affine=True, track_running_stats=True)), SIGNAL),
+    (
+        "InstanceNorm1d, tracked",
+        lambda: batch_norm(nn.InstanceNorm1d(2, affine=True, track_running_stats=True)),
+        SIGNAL,
+    ),
     ("InstanceNorm2d, tracked", lambda: batch_norm(nn.InstanceNorm2d(2, affine=True, track_running_stats=True)), IMAGE),
     ("Dropout", lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), VECTOR),
     ("Dropout2d", lambda: nn.Dropout2d(0.5), IMAGE),
@@ -134,8 +140,19 @@ _call("einsum over two axes", lambda m, x: torch.einsum("bnd,nde->be", x, m.w), 
 _call("einsum trace", lambda m, x: torch.einsum("bii->bi", x), (3, 3))
 _call("tensordot", lambda m, x: torch.tensordot(x, m.w, dims=([2], [1])), TOKENS, w=weight(2, 4))
 _call("inner", lambda m, x: torch.inner(x, m.w), w=weight(3, 4))
-_call("bilinear with a constant", lambda m, x: F.bilinear(x, m.u.expand(len(x), 3), m.w), w=weight(2, 4, 3), u=weight(1, 3))
-_call("graph adjacency", lambda m, x: torch.tanh(m.adjacency @ m.a(x)), TOKENS, adjacency=torch.rand(3, 3), a=nn.Linear(4, 2))
+_call(
+    "bilinear with a constant",
+    lambda m, x: F.bilinear(x, m.u.expand(len(x), 3), m.w),
+    w=weight(2, 4, 3),
+    u=weight(1, 3),
+)
+_call(
+    "graph adjacency",
+    lambda m, x: torch.tanh(m.adjacency @ m.a(x)),
+    TOKENS,
+    adjacency=torch.rand(3, 3),
+    a=nn.Linear(4, 2),
+)
 _call("F.conv2d", lambda m, x: F.conv2d(x, m.w, padding=1), IMAGE, w=weight(3, 2, 3, 3))
 _call("F.conv_transpose2d", lambda m, x: F.conv_transpose2d(x, m.w, stride=2), IMAGE, w=weight(2, 3, 2, 2))
 _call("F.conv3d", lambda m, x: F.conv3d(x, m.w), VOLUME, w=weight(2, 2, 2, 2, 2))
@@ -196,7 +213,11 @@ _call("diagonal", lambda m, x: x.diagonal(dim1=1, dim2=2), (3, 3))
 _call("diag_embed", lambda m, x: torch.diag_embed(x))
 _call("unfold", lambda m, x: x.unfold(1, 2, 1))
 _call("masked_fill", lambda m, x: x.masked_fill(m.mask, 0.0), mask=torch.tensor([True, False, True, False]))
-_call("where on a constant mask", lambda m, x: torch.where(m.mask, x, -2 * x), mask=torch.tensor([True, False, True, False]))
+_call(
+    "where on a constant mask",
+    lambda m, x: torch.where(m.mask, x, -2 * x),
+    mask=torch.tensor([True, False, True, False]),
+)
 _call("a constant mask as a factor", lambda m, x: x * m.mask, mask=torch.tensor([1.0, 0.0, 1.0, 0.0]))
 _call("lerp", lambda m, x: torch.lerp(x, m.w.expand_as(x), 0.25), w=weight(4))
 _call("addcmul with constants", lambda m, x: torch.addcmul(x, m.w, m.w, value=2.0), w=weight(4))
@@ -256,7 +277,9 @@ _call("silu by sigmoid", lambda m, x: x * torch.sigmoid(x))
 _call("swish with beta", lambda m, x: x * torch.sigmoid(m.beta * x), beta=torch.tensor(0.7))
 _call("quick gelu", lambda m, x: x * torch.sigmoid(1.702 * x))
 _call("gelu by erf", lambda m, x: 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0))))
-_call("gelu by tanh", lambda m, x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3)))))
+_call(
+    "gelu by tanh", lambda m, x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+)
 _call("softplus by log and exp", lambda m, x: torch.log(1 + torch.exp(x)))
 _call("softplus by log1p", lambda m, x: torch.log1p(torch.exp(x)))
 _call("softplus by logaddexp", lambda m, x: torch.logaddexp(x, torch.zeros_like(x)))
@@ -274,16 +297,55 @@ _call("F.hardtanh", lambda m, x: F.hardtanh(x, -2.0, 2.0))
 _call("gate", lambda m, x: torch.sigmoid(m.a(x)) * torch.tanh(m.b(x)), a=nn.Linear(4, 3), b=nn.Linear(4, 3))
 _module("GLU", lambda: nn.Sequential(nn.Linear(4, 6), nn.GLU(), nn.Linear(3, 2)))
 _call("SwiGLU", lambda m, x: m.c(F.silu(m.a(x)) * m.b(x)), a=nn.Linear(4, 3), b=nn.Linear(4, 3), c=nn.Linear(3, 2))
-_call("highway", lambda m, x: torch.sigmoid(m.a(x)) * torch.tanh(m.b(x)) + (1 - torch.sigmoid(m.a(x))) * x, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
-_call("squeeze and excite", lambda m, x: x * torch.sigmoid(m.a(x.mean((2, 3))))[:, :, None, None], IMAGE, a=nn.Linear(2, 2))
-_call("RealNVP", lambda m, x: torch.cat([x[:, :2], x[:, 2:] * torch.exp(torch.tanh(m.s(x[:, :2]))) + m.t(x[:, :2])], 1), s=nn.Linear(2, 2), t=nn.Linear(2, 2))
+_call(
+    "highway",
+    lambda m, x: torch.sigmoid(m.a(x)) * torch.tanh(m.b(x)) + (1 - torch.sigmoid(m.a(x))) * x,
+    a=nn.Linear(4, 4),
+    b=nn.Linear(4, 4),
+)
+_call(
+    "squeeze and excite",
+    lambda m, x: x * torch.sigmoid(m.a(x.mean((2, 3))))[:, :, None, None],
+    IMAGE,
+    a=nn.Linear(2, 2),
+)
+_call(
+    "RealNVP",
+    lambda m, x: torch.cat([x[:, :2], x[:, 2:] * torch.exp(torch.tanh(m.s(x[:, :2]))) + m.t(x[:, :2])], 1),
+    s=nn.Linear(2, 2),
+    t=nn.Linear(2, 2),
+)
 _call("hard boundary condition", lambda m, x: x[:, :1] * (1 - x[:, :1]) * torch.tanh(m.a(x)), a=nn.Linear(4, 1))
 _call("Lyapunov function", lambda m, x: (torch.tanh(m.a(x)) ** 2).sum(1, keepdim=True), a=nn.Linear(4, 3))
 _call("quadratic form", lambda m, x: (x * (x @ m.w)).sum(-1, keepdim=True), w=weight(4, 4))
-_call("attention", lambda m, x: torch.softmax(m.q(x) @ m.k(x).transpose(1, 2) / 2.0, -1) @ m.v(x), TOKENS, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4))
-_call("scaled_dot_product_attention", lambda m, x: F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x)), TOKENS, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4))
-_call("factorisation machine", lambda m, x: (x @ m.v).square().sum(1, keepdim=True) - (x.square() @ m.v.square()).sum(1, keepdim=True), v=weight(4, 3))
-_call("FiLM", lambda m, x: m.g(x)[:, :, None, None] * torch.tanh(m.c(x[:, :2, None, None])) + m.b(x)[:, :, None, None], g=nn.Linear(4, 3), b=nn.Linear(4, 3), c=nn.Conv2d(2, 3, 1))
+_call(
+    "attention",
+    lambda m, x: torch.softmax(m.q(x) @ m.k(x).transpose(1, 2) / 2.0, -1) @ m.v(x),
+    TOKENS,
+    q=nn.Linear(4, 4),
+    k=nn.Linear(4, 4),
+    v=nn.Linear(4, 4),
+)
+_call(
+    "scaled_dot_product_attention",
+    lambda m, x: F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x)),
+    TOKENS,
+    q=nn.Linear(4, 4),
+    k=nn.Linear(4, 4),
+    v=nn.Linear(4, 4),
+)
+_call(
+    "factorisation machine",
+    lambda m, x: (x @ m.v).square().sum(1, keepdim=True) - (x.square() @ m.v.square()).sum(1, keepdim=True),
+    v=weight(4, 3),
+)
+_call(
+    "FiLM",
+    lambda m, x: m.g(x)[:, :, None, None] * torch.tanh(m.c(x[:, :2, None, None])) + m.b(x)[:, :, None, None],
+    g=nn.Linear(4, 3),
+    b=nn.Linear(4, 3),
+    c=nn.Conv2d(2, 3, 1),
+)
 _module("Bilinear of two parts", lambda: Function(lambda m, x: m.a(x[:, :2], x[:, 2:]), a=nn.Bilinear(2, 2, 3)))
 _call("softmax inside", lambda m, x: m.b(torch.softmax(m.a(x), 1)), a=nn.Linear(4, 3), b=nn.Linear(3, 2))
 _call("last softmax", lambda m, x: torch.softmax(m.a(x), 1), a=nn.Linear(4, 3))
@@ -293,25 +355,51 @@ _module("Softmax module", lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=
 _module("LayerNorm", lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2)))
 _module("RMSNorm", lambda: nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5, eps=1e-5), nn.Tanh(), nn.Linear(5, 2)))
 _call("RMSNorm by hand", lambda m, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * m.w, w=weight(4))
-_call("LayerNorm by hand", lambda m, x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5))
+_call(
+    "LayerNorm by hand",
+    lambda m, x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5),
+)
 _module("GroupNorm", lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh()), IMAGE)
 _module("InstanceNorm2d", lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4), nn.Tanh()), IMAGE)
 _call("F.layer_norm", lambda m, x: F.layer_norm(x, (4,)))
 _call("F.normalize", lambda m, x: F.normalize(m.a(x), dim=1), a=nn.Linear(4, 3))
 _call("normalise by hand", lambda m, x: x / (1e-3 + x.norm(dim=1, keepdim=True)))
-_call("cosine head", lambda m, x: F.linear(F.normalize(m.a(x), dim=1), F.normalize(m.w, dim=1)), a=nn.Linear(4, 3), w=weight(2, 3))
+_call(
+    "cosine head",
+    lambda m, x: F.linear(F.normalize(m.a(x), dim=1), F.normalize(m.w, dim=1)),
+    a=nn.Linear(4, 3),
+    w=weight(2, 3),
+)
 _call("cdist", lambda m, x: torch.cdist(x, m.centres), centres=weight(3, 4))
 _call("RBF layer", lambda m, x: torch.exp(-(x[:, None] - m.centres).square().sum(-1)), centres=weight(3, 4))
 _call("prototype distances", lambda m, x: -(x[:, None, :] - m.centres[None]).pow(2).sum(2), centres=weight(3, 4))
 _call("MultiheadAttention", lambda m, x: m.a(x, x, x)[0], TOKENS, a=nn.MultiheadAttention(4, 2, batch_first=True))
-_call("MultiheadAttention, sequence first", lambda m, x: m.a(*[x.transpose(0, 1)] * 3, need_weights=False)[0].transpose(0, 1), TOKENS, a=nn.MultiheadAttention(4, 2))
+_call(
+    "MultiheadAttention, sequence first",
+    lambda m, x: m.a(*[x.transpose(0, 1)] * 3, need_weights=False)[0].transpose(0, 1),
+    TOKENS,
+    a=nn.MultiheadAttention(4, 2),
+)
 _module("TransformerEncoderLayer", lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), TOKENS)
-_module("TransformerEncoderLayer, norm first, GELU", lambda: nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=True), TOKENS)
-_module("TransformerEncoder", lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2), TOKENS)
+_module(
+    "TransformerEncoderLayer, norm first, GELU",
+    lambda: nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=True),
+    TOKENS,
+)
+_module(
+    "TransformerEncoder",
+    lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2),
+    TOKENS,
+)
 _call("RNN", lambda m, x: m.a(x)[0][:, -1], TOKENS, a=nn.RNN(4, 3, batch_first=True))
 _call("GRU", lambda m, x: m.a(x)[0][:, -1], TOKENS, a=nn.GRU(4, 3, batch_first=True))
 _call("LSTM", lambda m, x: m.a(x)[1][0][-1], TOKENS, a=nn.LSTM(4, 3, batch_first=True))
-_call("GRU of two layers, both ways", lambda m, x: m.a(x)[0].flatten(1), TOKENS, a=nn.GRU(4, 2, 2, batch_first=True, bidirectional=True))
+_call(
+    "GRU of two layers, both ways",
+    lambda m, x: m.a(x)[0].flatten(1),
+    TOKENS,
+    a=nn.GRU(4, 2, 2, batch_first=True, bidirectional=True),
+)
 _call("RNNCell", lambda m, x: m.a(x), a=nn.RNNCell(4, 3))
 _call("GRUCell", lambda m, x: m.a(x), a=nn.GRUCell(4, 3))
 _call("LSTMCell", lambda m, x: m.a(x)[0], a=nn.LSTMCell(4, 3))
@@ -387,7 +475,7 @@ class Output:
     hidden: Tensor | None = None
 
 
-_Pair = namedtuple("_Pair", ["mean", "scale"])  # noqa: PYI024
+_Pair = namedtuple("_Pair", ["mean", "scale"])
 _TWO = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 2)}
 
 
@@ -439,7 +527,11 @@ def _filled(m: Function, x: Tensor) -> Tensor:
 _call("in-place operations", _in_place, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
 _call("written into zeros", _filled)
 _call("written into a copy", lambda m, x: x.clone().index_fill_(1, torch.tensor([0]), 1.0))
-_call("list comprehension", lambda m, x: torch.stack([layer(x) for layer in m.layers], 1).mean(1), layers=nn.ModuleList(nn.Linear(4, 2) for _ in range(3)))
+_call(
+    "list comprehension",
+    lambda m, x: torch.stack([layer(x) for layer in m.layers], 1).mean(1),
+    layers=nn.ModuleList(nn.Linear(4, 2) for _ in range(3)),
+)
 _call("functional with a generator", lambda m, x: torch.cat([f(x) for f in (torch.tanh, torch.sigmoid)], -1))
 
 
@@ -493,16 +585,27 @@ _module("orthogonal", lambda: nn.Sequential(parametrizations.orthogonal(nn.Linea
 _module("spectral_norm of a convolution", lambda: parametrizations.spectral_norm(nn.Conv2d(2, 3, 3)), IMAGE)
 _module("old spectral_norm", lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)), nn.Tanh()))
 _module("old weight_norm", lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.Tanh()))
-_module("pruned", lambda: nn.Sequential(nn.utils.prune.l1_unstructured(nn.Linear(4, 3), "weight", 3), nn.Tanh()))
+_module("pruned", lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(4, 3), "weight", 3), nn.Tanh()))
 _call("float()", lambda m, x: torch.tanh(m.a(x.float())), a=nn.Linear(4, 3))
 _call("to(dtype)", lambda m, x: torch.tanh(m.a(x.to(m.a.weight.dtype))), a=nn.Linear(4, 3))
 _call("to(device)", lambda m, x: torch.tanh(m.a(x.to(m.a.weight.device))), a=nn.Linear(4, 3))
 _call("zeros of a dtype", lambda m, x: torch.tanh(m.a(x) + torch.zeros(3, dtype=torch.float32)), a=nn.Linear(4, 3))
-_call("checkpointing", lambda m, x: torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False), a=nn.Sequential(nn.Linear(4, 3), nn.Tanh()))
+_call(
+    "checkpointing",
+    lambda m, x: torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False),
+    a=nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
+)
 _module("DataParallel", lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 3), nn.Tanh())))
 _module("compiled", lambda: torch.compile(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), backend="eager"))
-_module("an fx module", lambda: fx.symbolic_trace(nn.Sequential(nn.Linear(4, 3), nn.Tanh())))
-_module("an exported module", lambda: torch.export.export(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), (torch.zeros(2, 4),), dynamic_shapes=({0: torch.export.Dim("batch")},)).module())
+_module("an fx module", lambda: fx.symbolic_trace(nn.Sequential(nn.Linear(4, 3), nn.Tanh())).eval())
+_module(
+    "an exported module",
+    lambda: torch.export.export(
+        nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
+        (torch.zeros(2, 4),),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    ).module(),
+)
 
 
 class Hamiltonian(nn.Module):
@@ -520,7 +623,11 @@ class Hamiltonian(nn.Module):
 
 
 _module("Hamiltonian network", Hamiltonian)
-_call("gradient by torch.func", lambda m, x: torch.func.vmap(torch.func.grad(lambda z: m.a(z).sum()))(x), a=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)))
+_call(
+    "gradient by torch.func",
+    lambda m, x: torch.func.vmap(torch.func.grad(lambda z: m.a(z).sum()))(x),
+    a=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)),
+)
 _call("detach and back", lambda m, x: m.a(x) + 0 * x.detach().sum(1, keepdim=True), a=nn.Linear(4, 3))
 _call("torch.no_grad inside", lambda m, x: _without_gradients(m.a, x), a=nn.Linear(4, 3))
 
@@ -543,7 +650,12 @@ class Custom(torch.autograd.Function):
 
 
 _call("autograd.Function", lambda m, x: Custom.apply(m.a(x)), a=nn.Linear(4, 3))
-_call("Residual of two activations", lambda m, x: torch.tanh(x + m.b(torch.tanh(m.a(torch.tanh(x))))), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+_call(
+    "Residual of two activations",
+    lambda m, x: torch.tanh(x + m.b(torch.tanh(m.a(torch.tanh(x))))),
+    a=nn.Linear(4, 4),
+    b=nn.Linear(4, 4),
+)
 _call("DenseNet", lambda m, x: m.b(torch.cat([x, torch.tanh(m.a(x))], 1)), a=nn.Linear(4, 4), b=nn.Linear(8, 3))
 
 

@@ -77,17 +77,52 @@ class Layout:
         return dim - (self.alone and dim > self.axis)
 
 
-@dataclass(frozen=True, eq=False)
 class Batched:
-    """A tensor that depends on the input: the value of one sample, and where the batch is."""
+    """A tensor that depends on the input: the value of one sample, and where the batch is.
 
-    value: Value
-    layout: Layout = Layout()
+    What a row of operations has moved is kept as the places that its entries come from, until the value is asked for:
+    a border that is written side by side is one selection then.
+    """
+
+    def __init__(self, value: Value, layout: Layout = Layout()) -> None:
+        """Wrap a value."""
+        self.layout = layout
+        self._value: Value | None = value
+        self._sample: Shape = value.shape
+        self._step = self._origin = Places((self,), torch.arange(math.prod(value.shape)).reshape(value.shape), None)
+
+    @staticmethod
+    def of_places(step: "Places", layout: Layout, path: str) -> "Batched":
+        """Return the tensor whose entries come from places of others."""
+        found = Batched.__new__(Batched)
+        found.layout, found._value, found._sample, found._path = layout, None, tuple(step.places.shape), path
+        found._step, found._origin = step, step.followed()
+        return found
+
+    _path = ""
+
+    @property
+    def value(self) -> Value:
+        """The value of one sample."""
+        if self._value is None:
+            self._value = self._origin.value(self._path, whole=False) or self._step.value(self._path, whole=True)
+        assert self._value is not None
+        return self._value
+
+    @property
+    def origin(self) -> "Places":
+        """Where its entries come from, all moves back."""
+        return self._origin
+
+    @property
+    def sample(self) -> Shape:
+        """Shape of one sample."""
+        return self._sample
 
     @property
     def shape(self) -> Shape:
         """Shape of the tensor."""
-        return self.layout.tensor(self.value.shape)
+        return self.layout.tensor(self._sample)
 
     def place(self, dim: int, path: str) -> int:
         """Return which axis of a sample a dimension is."""
@@ -102,9 +137,52 @@ class Batched:
             )
         return self.value
 
-    def flat(self) -> Value:
-        """Return the value of one sample as a vector."""
-        return self.value.reshaped((math.prod(self.value.shape),))
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the entries of a tensor come from: counted through all of its sources, -1 for a constant."""
+
+    sources: tuple[Batched, ...]
+    places: Tensor
+    constant: Tensor | None
+
+    def followed(self) -> "Places":
+        """Return the same with the sources' own sources."""
+        bases: list[Batched] = list(dict.fromkeys(base for source in self.sources for base in source.origin.sources))
+        firsts, count = {}, 0
+        for base in bases:
+            firsts[base], count = count, count + math.prod(base.sample)
+        table, constants = [], []
+        for source in self.sources:
+            origin = source.origin
+            moved, first = torch.full_like(origin.places, -1), 0
+            for base in origin.sources:
+                size = math.prod(base.sample)
+                mine = (origin.places >= first) & (origin.places < first + size)
+                moved, first = torch.where(mine, origin.places - first + firsts[base], moved), first + size
+            table.append(moved.flatten())
+            zeros = torch.zeros(origin.places.shape, dtype=torch.float64)
+            constants.append((zeros if origin.constant is None else origin.constant).flatten())
+        mine, where = self.places >= 0, self.places.clamp(min=0)
+        constant = torch.cat(constants)[where].where(mine, 0.0 if self.constant is None else self.constant)
+        return Places(tuple(bases), torch.cat(table)[where].where(mine, -1), constant if bool(constant.any()) else None)
+
+    def value(self, path: str, whole: bool) -> Value | None:
+        """Return the value; unless `whole`, only if every source goes there axis by axis."""
+        if self.constant is not None and not bool(torch.isfinite(self.constant).all()):
+            raise InvalidInput(f"{path}: a constant is NaN or infinite, or was never given a value.")
+        terms, first = [], 0
+        for source in self.sources:
+            size = math.prod(source.sample)
+            mine = (self.places >= first) & (self.places < first + size)
+            if bool(mine.any()):
+                term = _embedded(source.value, (self.places - first).where(mine, -1), path, whole)
+                if term is None:
+                    return None
+                terms.append(term)
+            first += size
+        value = _summed(terms, path)
+        return value if self.constant is None else value.shift(self.constant, name=path)
 
 
 def constant_of_a_sample(constant: Tensor, shape: Shape, layout: Layout, path: str) -> Tensor:
@@ -113,11 +191,15 @@ def constant_of_a_sample(constant: Tensor, shape: Shape, layout: Layout, path: s
         raise InvalidInput(f"{path}: a constant is NaN or infinite, or was never given a value.")
     rows = layout.rows(constant.expand(shape))
     if constant.dim() > len(shape) - layout.axis - 1 and not bool((rows == rows[:1]).all()):
-        raise UnsupportedModule(
-            f"{path}: a constant of shape {tuple(constant.shape)} has other numbers for every sample of a batch. Give "
-            "all samples the same."
-        )
+        raise _differs(constant, path)
     return rows[0]
+
+
+def _differs(constant: Tensor, path: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        f"{path}: a constant of shape {tuple(constant.shape)} has other numbers for every sample of a batch. Give all "
+        "samples the same."
+    )
 
 
 def aligned(items: Sequence[Batched | Tensor], path: str) -> tuple[Layout, list[Value | Tensor]]:
@@ -135,7 +217,7 @@ def aligned(items: Sequence[Batched | Tensor], path: str) -> tuple[Layout, list[
     for item in items:
         if isinstance(item, Batched):
             full = layout.sample((*(1,) * (len(whole) - len(item.shape)), *item.shape))
-            found.append(expanded(item.value.reshaped(full, path), layout.sample(whole), path))
+            found.append(item.value.reshaped(full, path).expanded(layout.sample(whole), path))
         else:
             found.append(constant_of_a_sample(item, whole, layout, path))
     return layout, found
@@ -146,29 +228,26 @@ def _moved(item: Batched, rank: int) -> Layout:
     return Layout(layout.axis + rank - len(item.shape), layout.pre, layout.post)
 
 
-def expanded(value: Value, shape: Shape, path: str) -> Value:
-    """Return a value repeated along axes of size 1."""
-    return value.gathered({k: [0] * n for k, n in enumerate(shape) if value.shape[k] == 1 and n > 1}, path)
-
-
 def moved(function: Callable[..., Any], sources: Sequence[Batched | Tensor], path: str) -> list[Batched | Tensor]:
     """Return the tensors that `function` makes by moving the entries of its sources, of which some are constants.
 
     The function is tried twice: on zeros, which shows the constants in its result, and on numbered entries.
     """
     dependent = [source for source in sources if isinstance(source, Batched)]
-    sizes = [math.prod(source.value.shape) for source in dependent]
+    sizes = [math.prod(source.sample) for source in dependent]
     total = sum(sizes)
     rows = 1.0 + torch.arange(float(total)) + total * torch.arange(float(BATCH))[:, None]
     numbered = iter(
-        source.layout.joined(part.reshape(BATCH, *source.value.shape))
+        source.layout.joined(part.reshape(BATCH, *source.sample))
         for source, part in zip(dependent, rows.double().split(sizes, dim=1), strict=True)
     )
     nothing = [torch.zeros(s.shape, dtype=torch.float64) if isinstance(s, Batched) else s.cpu() for s in sources]
-    entries = [next(numbered) if isinstance(s, Batched) else c for s, c in zip(sources, nothing, strict=True)]
+    entries = [
+        next(numbered).contiguous() if isinstance(s, Batched) else c for s, c in zip(sources, nothing, strict=True)
+    ]
     offsets, found = (_listed(function(*given)) for given in (nothing, entries))
     return [
-        _traced(offset, (result - offset).nan_to_num(0.0), dependent, sizes, path)
+        _traced(offset, torch.where(offset.isfinite(), result - offset, 0.0), dependent, sizes, path)
         for offset, result in zip(offsets, found, strict=True)
     ]
 
@@ -183,15 +262,10 @@ def _traced(offset: Tensor, numbers: Tensor, dependent: list[Batched], sizes: li
         return offset
     layout = _layout_of(numbers, sum(sizes), path)
     places = layout.rows(numbers)[0].long() - 1
-    constant = constant_of_a_sample(offset, tuple(offset.shape), layout, path)
-    terms, first = [], 0
-    for source, size in zip(dependent, sizes, strict=True):
-        mine = (places >= first) & (places < first + size)
-        if bool(mine.any()):
-            terms.append(_embedded(source.value, (places - first).where(mine, -1), path))
-        first += size
-    value = _summed(terms, path)
-    return Batched(value.shift(constant, name=path) if bool(constant.any()) else value, layout)
+    rows = layout.rows(offset)
+    if not bool(((rows == rows[:1]) | rows.isnan()).all()):
+        raise _differs(offset, path)
+    return Batched.of_places(Places(tuple(dependent), places, rows[0].double()), layout, path)
 
 
 def _layout_of(numbers: Tensor, total: int, path: str) -> Layout:
@@ -199,7 +273,7 @@ def _layout_of(numbers: Tensor, total: int, path: str) -> Layout:
     for axis, size in enumerate(numbers.shape):
         for pre in (k for k in range(1, size // BATCH + 1) if size % (BATCH * k) == 0):
             layout = Layout(axis, pre, size // (BATCH * pre))
-            rows = layout.rows(numbers).flatten(1)
+            rows = layout.rows(numbers).reshape(BATCH, -1)
             steps = (rows[:1] > 0) * (total * torch.arange(float(BATCH), dtype=torch.float64))[:, None]
             if bool((rows[1] == rows[0] + steps[1]).all()) and bool((rows == rows[:1] + steps).all()):
                 if not bool((rows[0] > total).any()):
@@ -219,29 +293,33 @@ def _summed(terms: list[tuple[Value, AbstractLinearMap]], path: str) -> Value:
     return builder.add(AffineNode(parts, builder.zeros(embedding.out_shape), path))
 
 
-def _embedded(value: Value, places: Tensor, path: str) -> tuple[Value, AbstractLinearMap]:
+def _embedded(value: Value, places: Tensor, path: str, whole: bool) -> tuple[Value, AbstractLinearMap] | None:
     """Return the entries of a value at some places of a larger one, with the map that puts them there; -1 is none."""
     mine = places >= 0
     shape = tuple(places.shape)
     if bool(mine.all()):
-        return selected(value, places, path), Identity(shape)
-    sides = [mine.movedim(k, 0).flatten(1).any(1).nonzero().flatten() for k in range(mine.dim())]
+        found = selected(value, places, path, whole)
+        return None if found is None else (found, Identity(shape))
+    sides = [mine.movedim(k, 0).reshape(shape[k], -1).any(1).nonzero().flatten() for k in range(mine.dim())]
     starts, sizes = tuple(int(s[0]) for s in sides), tuple(int(s[-1] - s[0]) + 1 for s in sides)
     box = tuple(slice(first, first + n) for first, n in zip(starts, sizes, strict=True))
     if bool(mine[box].all()):
-        return selected(value, places[box], path), Slice(shape, starts, (1,) * len(shape), sizes).T
-    return selected(value, places.clamp(min=0), path), Diagonal(mine.double(), shape)
+        found = selected(value, places[box], path, whole)
+        return None if found is None else (found, Slice(shape, starts, (1,) * len(shape), sizes).T)
+    found = selected(value, places.clamp(min=0), path, whole)
+    return None if found is None else (found, Diagonal(mine.double(), shape))
 
 
-def selected(value: Value, places: Tensor, path: str = "") -> Value:
-    """Return the entries of a value at the given places, counted through all of its axes."""
+def selected(value: Value, places: Tensor, path: str = "", whole: bool = True) -> Value | None:
+    """Return the entries at the given places, counted through all axes; unless `whole`, only if they go axis by axis."""
     shape, size = tuple(places.shape), math.prod(value.shape)
     flat = places.flatten()
     if len(flat) == size and bool((flat == torch.arange(size)).all()):
         return value.reshaped(shape, path)
-    return _by_axes(value, places, path) or value.reshaped((size,), path).gathered({0: flat.tolist()}, path).reshaped(
-        shape, path
-    )
+    found = _by_axes(value, places, path)
+    if found is not None or not whole:
+        return found
+    return value.reshaped((size,), path).gathered({0: flat.tolist()}, path).reshaped(shape, path)
 
 
 def _by_axes(value: Value, places: Tensor, path: str) -> Value | None:
@@ -263,7 +341,7 @@ def _by_axes(value: Value, places: Tensor, path: str) -> Value | None:
     value = value.permuted((*order, *(k for k in range(len(value.shape)) if k not in axes)), path)
     shape = tuple(places.shape)
     known = tuple(n if k in axes.values() else 1 for k, n in enumerate(shape))
-    return expanded(value.reshaped(known, path), shape, path)
+    return value.reshaped(known, path).expanded(shape, path)
 
 
 def _along(value: Value, axis: int, entries: list[int], path: str) -> Value:

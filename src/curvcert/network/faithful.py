@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
+from curvcert.network.recording import InFloat64, default_dtype
 
 _FEW, _MORE = 5, 7
 """Two sizes of a batch, each a prime that sizes inside a network seldom are."""
@@ -45,7 +46,7 @@ def require_one_function(model: nn.Module, twin: nn.Module, example: Tensor) -> 
     few, more = (centre.expand(n, *centre.shape[1:]).clone() for n in (_FEW, _MORE))
     with _Watching(own), torch.enable_grad():
         first = _calls(model, few.to(own))
-    with torch.inference_mode():
+    with torch.inference_mode(), default_dtype(torch.float64), InFloat64(own):
         second = _calls(twin, more.to(torch.float64))
     other = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if not _same_call(a, b)), None)
     if other is None and len(first) != len(second):
@@ -89,7 +90,7 @@ class _Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name != "__get__":
+        if name not in ("__get__", "_set_grad_enabled"):
             leaves, shape = pytree.tree_flatten((args, kwargs or {}))
             self.calls.append((name, str(shape), *map(_summary, leaves)))
         return func(*args, **(kwargs or {}))
@@ -117,6 +118,10 @@ def _same_call(left: Any, right: Any) -> bool:
 
 class _Watching(TorchDispatchMode):
     """Looks for what no trace of a float64 copy can know: numbers rounded to fewer digits, and chance."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __init__(self, own: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
