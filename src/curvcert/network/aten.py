@@ -42,9 +42,17 @@ _MOVES = {
     *("unfold", "diagonal", "diag_embed", "tril", "triu", "rot90", "upsample_nearest1d", "upsample_nearest2d"),
     *("upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
     *("masked_fill", "where", "select_scatter", "slice_scatter", "diagonal_scatter", "index_copy", "index_fill"),
-    *("scatter", "fill", "zero"),
+    *("scatter", "fill", "zero", "index_put"),
 }
 """Operations whose result holds entries of what they read, and constants."""
+
+_READ = {
+    **dict.fromkeys(("where",), (1, 2)),
+    **dict.fromkeys(("select_scatter", "slice_scatter", "diagonal_scatter", "fill"), (0, 1)),
+    **dict.fromkeys(("index_put", "masked_fill"), (0, 2)),
+    **dict.fromkeys(("index_copy", "index_fill", "scatter"), (0, 3)),
+}
+"""Which of their arguments hold entries, where that is not the first alone; the others say where to."""
 
 _Error = UnsupportedModule | InvalidInput
 
@@ -111,6 +119,9 @@ class Items:
             found = _meaning(call, given[0], given[1], shapes)
         except (UnsupportedModule, InvalidInput) as error:
             found = [Item(None, shape, _placed(error, call)) for shape in shapes]
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            wrong = InvalidInput(f"{call.path}: {call.name.strip('_')} fails on these arguments: {error}.")
+            found = [Item(None, shape, _placed(wrong, call)) for shape in shapes]
         if call.name.endswith("_") and not call.name.startswith("_"):
             return self._write(slots[0], found[0], call.path)
         missing = UnsupportedModule(f"{call.path}: only the first output of {call.name} is supported.")
@@ -170,10 +181,10 @@ def _meaning(call: Call, args: tuple[Any, ...], options: dict[str, Any], shapes:
     name = call.name.rstrip("_") if not call.name.startswith("_") else call.name
     if name == "opaque":
         return [_opaque(call, args[0], shapes[0])]
+    _require_no_rounding(call)
     if name in _SAME:
         return [args[0]]
     if name == "_to_copy":
-        _require_no_rounding(call)
         return [args[0]]
     if name == "copy":
         name, args, options = "expand", (args[1], shapes[0]), {}
@@ -192,11 +203,16 @@ def _meaning(call: Call, args: tuple[Any, ...], options: dict[str, Any], shapes:
 
 
 def _require_no_rounding(call: Call) -> None:
-    source, target = call.arguments[0].place.dtype, call.results.place.dtype
-    if not target.is_floating_point or torch.finfo(target).eps > torch.finfo(source).eps:
-        raise UnsupportedModule(
-            f"{call.path}: rounds to {target}, and what rounds has no constant. Give the input in the dtype you mean."
-        )
+    """Raise if the result has fewer digits than what it is made of."""
+    read = (leaf.place.dtype for leaf in pytree.tree_leaves((call.arguments, call.options)) if isinstance(leaf, Slot))
+    finest = min(torch.finfo(dtype).eps for dtype in read if dtype.is_floating_point)
+    for slot in pytree.tree_leaves(call.results):
+        dtype = slot.place.dtype if isinstance(slot, Slot) else torch.float64
+        rounded = dtype.is_floating_point and torch.finfo(dtype).eps > finest
+        if rounded or (call.name == "_to_copy" and not dtype.is_floating_point):
+            raise UnsupportedModule(
+                f"{call.path}: rounds to {dtype}, and what rounds has no constant. Give the input in the dtype you mean."
+            )
 
 
 def _opaque(call: Call, item: Item, shape: tuple[int, ...]) -> Item:
@@ -217,6 +233,11 @@ def _known_value(item: Item) -> Batched:
 
 def _move(call: Call, name: str, args: Any, options: Any) -> list[Any]:
     """Return the tensors of an operation that moves entries: any tensor among its arguments may depend on the input."""
+    to_where = [a for k, a in enumerate(args) if k not in _READ.get(name, (0,))]
+    if any(isinstance(leaf, Batched) for leaf in pytree.tree_leaves((to_where, options))):
+        raise UnsupportedModule(
+            f"{call.path}: {name} moves entries to places that depend on the input, and may jump. Use clamp, relu or abs."
+        )
     leaves, tree = pytree.tree_flatten((args, options))
     dependent = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Batched)]
     function = getattr(getattr(torch.ops.aten, name), _overload(call, name))

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
-from curvcert.network.recording import InFloat64, default_dtype
+from curvcert.network.recording import InFloat64
 
 _FEW, _MORE = 5, 7
 """Two sizes of a batch, each a prime that sizes inside a network seldom are."""
@@ -46,7 +46,7 @@ def require_one_function(model: nn.Module, twin: nn.Module, example: Tensor) -> 
     few, more = (centre.expand(n, *centre.shape[1:]).clone() for n in (_FEW, _MORE))
     with _Watching(own), torch.enable_grad():
         first = _calls(model, few.to(own))
-    with torch.inference_mode(), default_dtype(torch.float64), InFloat64(own):
+    with torch.inference_mode(), InFloat64(own):
         second = _calls(twin, more.to(torch.float64))
     other = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if not _same_call(a, b)), None)
     if other is None and len(first) != len(second):
@@ -105,9 +105,16 @@ def _summary(argument: Any) -> Any:
     return argument if isinstance(argument, int | float | str | type(None)) else type(argument).__name__
 
 
+_ARITHMETIC = {f"{name}{end}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "true_divide") for end in ("", "_")}
+_ARITHMETIC |= {f"__{name}__" for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rdiv", "pow")}
+
+
 def _same_call(left: Any, right: Any) -> bool:
-    """Whether two calls are the same but for the sizes of their batches."""
+    """Whether two calls are the same but for the sizes of their batches, which are no numbers to compute with."""
     if isinstance(left, tuple) and isinstance(right, tuple):
+        numbers = [[item for item in call if type(item) is int] for call in (left, right)]
+        if left and left[0] in _ARITHMETIC and numbers[0] != numbers[1]:
+            return False
         return len(left) == len(right) and all(map(_same_call, left, right))
     if isinstance(left, float) and isinstance(right, float) and left != left:
         return right != right

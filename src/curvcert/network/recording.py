@@ -25,7 +25,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvcert.errors import SoundnessError, UnsupportedModule
+from curvcert.errors import CurvcertError, SoundnessError, UnsupportedModule
+from curvcert.network.builder import start
+from curvcert.network.lowering import lower_exactly
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -38,6 +40,14 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_f
     "empty_strided",
 }
 """Calls that read the shape of a tensor, and not its numbers."""
+
+
+class Unrecorded(Exception):
+    """The forward pass itself has failed, in the module with this path."""
+
+    def __init__(self, path: str, error: Exception) -> None:
+        super().__init__(f"{path}{error}")
+        self.path = path
 
 
 @dataclass(eq=False)
@@ -133,7 +143,10 @@ class InFloat64(TorchDispatchMode):
         """Call with other options."""
         if func is torch.ops.aten.softplus.default:
             return func(*args[:2], *((1,) if len(args) < 2 else ()), 50)
-        args, kwargs = in_float64(self._own, (args, kwargs or {}))
+        args, kwargs = in_float64(self._own, func, args, kwargs or {})
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not func._schema.is_mutable and any(leaf.dtype == torch.float64 for leaf in leaves):
+            args, kwargs = pytree.tree_map(_widened, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
@@ -142,25 +155,31 @@ class InFloat64(TorchDispatchMode):
         return False
 
 
-def in_float64(own: torch.dtype, arguments: Any) -> Any:
-    """Return the arguments of a call with float64 for every dtype that is as fine as a module's own."""
+_EXACT = {"zeros", "ones", "empty", "eye", "arange", "_to_copy", "to", *_LIKE} - {"full_like", "new_full"}
+"""Calls that give the same numbers in every dtype; `torch.tensor(0.1)` is another number in float32."""
+
+
+def in_float64(own: torch.dtype, func: Any, args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a call with float64 for every dtype that is as fine as a module's own.
+
+    What was made in float32 keeps its numbers.
+    """
+    name, coarsest = func._schema.name.split("::")[1], torch.finfo(own).eps
 
     def raised(argument: Any) -> Any:
         real = isinstance(argument, torch.dtype) and argument.is_floating_point
-        return torch.float64 if real and torch.finfo(argument).eps <= torch.finfo(own).eps else argument
+        return torch.float64 if real and torch.finfo(argument).eps <= coarsest else argument
 
-    return pytree.tree_map(raised, arguments)
+    if name in _EXACT:
+        args, options = pytree.tree_map(raised, (args, dict(options)))
+        made = name in ("zeros", "ones", "empty", "eye") and options.get("dtype") is None
+        if made and torch.finfo(torch.get_default_dtype()).eps <= coarsest:
+            options = {**options, "dtype": torch.float64}
+    return args, dict(options)
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let tensors that are made without a dtype have this one."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def _widened(argument: Any) -> Any:
+    return argument.double() if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
 
 class _Recorder(TorchDispatchMode):
@@ -170,6 +189,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.running: list[tuple[str, nn.Module]] = []
+        self.failed = ""
         self._device = device
         self._own = own
         self._slots: dict[int, list[Slot]] = {}
@@ -184,7 +204,9 @@ class _Recorder(TorchDispatchMode):
         return Recorded(slot, self._device)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = (args, kwargs or {}) if self._own is None else in_float64(self._own, (args, kwargs or {}))
+        args, kwargs = args, dict(kwargs or {})
+        if self._own is not None:
+            args, kwargs = in_float64(self._own, func, args, kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         read = [leaf.slot for leaf in tensors if isinstance(leaf, Recorded)]
@@ -196,7 +218,7 @@ class _Recorder(TorchDispatchMode):
             return self._computed(func, *pytree.tree_map(_without_numbers, (args, kwargs)), wrap=True)
         if func._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"):
             raise UnsupportedModule(
-                f"{self._where(func)}: a branch, a loop or a Python number depends on the values of the input. Write it "
+                f"{self.running[-1][0] or type(self.running[-1][1]).__name__}: a branch, a loop or a Python number depends on the values of the input. Write it "
                 f"without, or with torch.where.{self._line()}"
             )
         return self._taped(func, args, kwargs)
@@ -219,7 +241,7 @@ class _Recorder(TorchDispatchMode):
         if writes:
             results: Any = args[0].slot
         else:
-            places = pytree.tree_map(_place, (args, kwargs))
+            places = pytree.tree_map(self._place, (args, kwargs))
             found = func(*places[0], **{**places[1], **({"device": "meta"} if places[1].get("device") else {})})
             results = pytree.tree_map(lambda t: Slot(t) if isinstance(t, Tensor) else t, found)
         name = func._schema.name.split("::")[1]
@@ -227,6 +249,15 @@ class _Recorder(TorchDispatchMode):
         if writes:
             return args[0]
         return pytree.tree_map(lambda s: self.wrapped(s) if isinstance(s, Slot) else s, results)
+
+    def _place(self, argument: Any) -> Any:
+        """Return a tensor without its numbers; what depends on the input keeps its place in memory."""
+        if not isinstance(argument, Tensor):
+            return argument
+        place = argument.slot.place if isinstance(argument, Recorded) else argument
+        if isinstance(argument, Recorded) and argument.slot.constant is None:
+            return place
+        return place.to("meta") if self._own is None else _widened(place.to("meta"))
 
     def _argument(self, argument: Any) -> Any:
         """Return a slot for what depends on the input, and a constant's numbers as they are now."""
@@ -286,12 +317,17 @@ class _Recorder(TorchDispatchMode):
             return compute(x)
         with torch.utils._python_dispatch._disable_current_modes():
             sample = torch.zeros(x.shape, dtype=x.dtype, device=self._device)
-            found = compute(sample)
-        if not isinstance(found, Tensor):
-            raise UnsupportedModule(f"{path}: {type(module).__name__} returns {type(found).__name__}, not one tensor.")
-        overwrites = sample._version > 0
-        place = x.slot.place if overwrites else torch.empty(found.shape, dtype=found.dtype, device="meta")
-        result = x.slot if overwrites else Slot(place)
+            try:
+                found = compute(sample)
+            except Exception:
+                # A rule says what it expects in better words than the failing call.
+                lower_exactly(module, start(tuple(x.shape[1:]), self._device), path)
+                raise
+            if not isinstance(found, Tensor):
+                kind = type(module).__name__
+                raise UnsupportedModule(f"{path}: {kind} returns {type(found).__name__}, not one tensor.")
+            overwrites = sample._version > 0
+            result = x.slot if overwrites else Slot(found.detach().to("meta"))
         name = "opaque_" if overwrites else "opaque"
         self.calls.append(Call(name, (x.slot,), {}, result, path, "", None, module))
         return x if overwrites else self.wrapped(result)
@@ -311,14 +347,6 @@ class _Recorder(TorchDispatchMode):
                 return f" ({Path(file).name}, line {frame.f_lineno})" if Path(file).is_file() else ""
             frame = frame.f_back
         return ""
-
-
-def _place(argument: Any) -> Any:
-    """Return a tensor without its numbers; what depends on the input keeps its place in memory."""
-    if isinstance(argument, Recorded):
-        place = argument.slot.place
-        return place if argument.slot.constant is None else place.to("meta")
-    return argument.to("meta") if isinstance(argument, Tensor) else argument
 
 
 def _listed_masks(argument: Any) -> Any:
@@ -355,11 +383,15 @@ def record(
     recorder = _Recorder(inputs[0].device, own)
     slots = tuple(Slot(torch.empty(x.shape, dtype=x.dtype, device="meta")) for x in inputs)
     paths = {id(module): path or type(module).__name__ for path, module in model.named_modules()}
-    dtype = torch.get_default_dtype() if own is None else torch.float64
     with _followed(recorder, model, paths), _replaced(recorder, model, paths, known), _settings_for_recording():
         recorder.running.append(("", model))
-        with default_dtype(dtype), recorder:
-            output = model(*map(recorder.wrapped, slots))
+        with recorder:
+            try:
+                output = model(*map(recorder.wrapped, slots))
+            except CurvcertError:
+                raise
+            except Exception as error:  # whatever the user's forward pass raises
+                raise Unrecorded(recorder.failed, error) from error
     return Tape(slots, recorder.calls, _slots_of(output))
 
 
@@ -371,7 +403,9 @@ def _followed(recorder: _Recorder, model: nn.Module, paths: Mapping[int, str]) -
         recorder.running.append((paths.get(id(module), type(module).__name__) if module is not model else "", module))
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        recorder.running.pop()
+        here = recorder.running.pop()
+        if sys.exc_info()[1] is not None and not recorder.failed:
+            recorder.failed = f"{here[0]}: " if here[0] else ""
 
     handles = [hooks.register_module_forward_pre_hook(enter)]
     handles.append(hooks.register_module_forward_hook(leave, always_call=True))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
+from curvcert.errors import InvalidInput, UnsupportedModule
 from curvcert.network.aten import output_of, read
 from curvcert.network.batched import BATCH, Batched
 from curvcert.network.builder import Value, start
@@ -20,9 +20,9 @@ from curvcert.network.building import built
 from curvcert.network.faithful import require_one_function, surroundings_kept
 from curvcert.network.lowering import has_a_rule_of_its_own
 from curvcert.network.network import Network, tensor_of
-from curvcert.network.recording import Slot, Tape, record
+from curvcert.network.recording import Slot, Tape, Unrecorded, record
 from curvcert.network.signature import Joined, Output, own_copy, unwrapped
-from curvcert.network.verification import float64_copy, lacks_a_batch, require_equal_forward, require_traceable
+from curvcert.network.verification import failure, float64_copy, lacks_a_batch, require_equal_forward, require_traceable
 
 
 def trace(
@@ -65,7 +65,7 @@ def trace(
             raise InvalidInput(f"Expected inputs with one batch, got {[tuple(x.shape) for x in examples]}.")
         asked = _of_one_tensor(plain, examples, fixed, output)
         example = asked.joined(examples) if isinstance(asked, Joined) else examples[0]
-        dtype = _dtype_of(plain)
+        dtype = next((weight.dtype for weight in _weights(plain)), example.dtype)
         twin = float64_copy(asked)
         try:
             tape = recorded(twin, example.to(torch.float64), dtype)
@@ -75,13 +75,13 @@ def trace(
                 tape = recorded(twin, example.to(torch.float64), dtype)
             value = meaning(tape, plain, example)
         except InvalidInput as error:
-            if lacks_a_batch(twin, example):
+            if lacks_a_batch(twin, example, dtype):
                 raise InvalidInput(
                     f"{error} The module itself fails on the example of shape {tuple(example.shape)}, and takes a "
                     "batch of it: is the batch dimension missing? Then pass x[None]."
                 ) from error
             raise
-        network = built(value, source_dtype=dtype)
+        network = built(value, source_dtype=_dtype_of(plain))
         require_one_function(own_copy(asked), float64_copy(asked), example)
         require_equal_forward(twin, network, example, dtype)
     return network
@@ -124,9 +124,13 @@ def recorded(model: nn.Module, example: Tensor, own: torch.dtype | None = None) 
     x = torch.empty(BATCH, *example.shape[1:], dtype=example.dtype, device=example.device)
     try:
         return record(model, (x,), has_a_rule_of_its_own, own)
-    except CurvcertError:
-        raise
-    except Exception as error:  # whatever the user's forward pass raises
+    except Unrecorded as error:
+        itself = failure(model, example, own)
+        if itself is not None:
+            raise InvalidInput(
+                f"{error.path}{itself}. The module itself fails on inputs of shape {tuple(example.shape)}. Check the example's shape, "
+                "and its batch dimension."
+            ) from error
         raise UnsupportedModule(
             f"{type(model).__name__}: its forward pass cannot be recorded ({error}). Write it without branches, loops or "
             "Python numbers that depend on the input's values."

@@ -1,6 +1,7 @@
 """What is checked before and after a module is traced."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from curvcert.network.evaluation import evaluate_with_error
 from curvcert.network.faithful import require_nothing_changed
 from curvcert.network.network import Network
 from curvcert.network.nodes import ElementwiseNode
-from curvcert.network.recording import InFloat64, default_dtype
+from curvcert.network.recording import InFloat64
 from curvcert.network.signature import own_copy
 
 _TOLERANCE = 1e-9
@@ -48,18 +49,20 @@ def require_recordable(model: nn.Module, example_input: Tensor) -> None:
         _require_plain(module, path or type(model).__name__)
 
 
-def lacks_a_batch(twin: nn.Module, example_input: Tensor) -> bool:
+def lacks_a_batch(twin: nn.Module, example_input: Tensor, own: torch.dtype) -> bool:
     """Whether the module fails on the example, but not on a batch of it."""
     x = example_input.detach().to(torch.float64)
-    return _fails(twin, x) and not _fails(twin, x[None])
+    return failure(twin, x, own) is not None and failure(twin, x[None], own) is None
 
 
-def _fails(module: nn.Module, x: Tensor) -> bool:
+def failure(module: nn.Module, x: Tensor, own: torch.dtype | None) -> Exception | None:
+    """Return the error that a module raises on an input; with `own`, it is a copy in float64 of one in that dtype."""
     try:
-        module(x.clone())
-    except Exception:  # whatever the user's forward pass raises
-        return True
-    return False
+        with nullcontext() if own is None else InFloat64(own):
+            module(x.clone())
+    except Exception as error:  # whatever the user's forward pass raises
+        return error
+    return None
 
 
 def _require_batch(example_input: Tensor) -> None:
@@ -172,7 +175,7 @@ def _random_inputs(example_input: Tensor, rows: int) -> Tensor:
 def _called(module: nn.Module, x: Tensor, own: torch.dtype) -> Any:
     """Call the module on a copy of x, since it may overwrite its input; a GPU sums in the same order every time."""
     try:
-        with default_dtype(torch.float64), InFloat64(own), torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        with InFloat64(own), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             return module(x.clone())
     except Exception as error:
         raise InvalidInput(
