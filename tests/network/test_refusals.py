@@ -2,13 +2,14 @@
 
 import inspect
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, parametrize
 
 import curvcert
 from curvcert.activations import RELU, declare_activation, register_activation
@@ -35,7 +36,6 @@ UNKNOWN: dict[str, tuple[nn.Module, tuple[int, ...], tuple[str, ...]]] = {
     "Threshold": (nn.Threshold(0.1, 20), VECTOR, ("jumps",)),
     "GroupNorm": (nn.GroupNorm(1, 2), IMAGE, ("GroupNorm",)),
     "InstanceNorm2d": (nn.InstanceNorm2d(2), IMAGE, ("running statistics",)),
-    "Embedding": (nn.Embedding(3, 2), VECTOR, ("Embedding",)),
 }
 
 
@@ -74,38 +74,16 @@ def _own_forward() -> nn.Module:
     return nn.Sequential(layer)
 
 
-def _hooked(pre: bool, root: bool) -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
-    part = model if root else model[1]
-    if pre:
-        part.register_forward_pre_hook(lambda m, args: (args[0].clamp(max=1e3),))
-    else:
-        part.register_forward_hook(lambda m, args, y: y.clamp(max=0.9999999))
-    return model
-
-
-def _pruned() -> nn.Module:
-    return nn.Sequential(prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.5))
-
-
 IMPOSTORS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "forward on the object": (_own_forward, "0: this Tanh"),
     "subclass with its own __call__": (lambda: nn.Sequential(OtherCall()), "0: this OtherCall"),
     "subclass of an activation": (lambda: nn.Sequential(OtherActivation()), "0.round"),
-    "subclass of Linear": (lambda: nn.Sequential(OtherForward(4, 3)), "0."),
-    "hook": (lambda: _hooked(pre=False, root=False), "1: Tanh has a forward hook"),
-    "pre-hook": (lambda: _hooked(pre=True, root=False), "1: Tanh has a forward hook"),
-    "hook on the root": (lambda: _hooked(pre=False, root=True), "Sequential: Sequential has a forward hook"),
-    "pre-hook on the root": (lambda: _hooked(pre=True, root=True), "forward hook"),
-    "old weight norm": (lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3))), "remove"),
-    "old spectral norm": (lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3))), "remove"),
-    "pruned": (_pruned, "remove"),
+    "subclass of Linear": (lambda: nn.Sequential(OtherForward(4, 4)), "0."),
     "script": (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 3))), "TorchScript"),
-    "compiled": (lambda: torch.compile(nn.Sequential(nn.Linear(4, 3))), "torch.compile"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_modules_that_do_more_than_their_class_says(name: str) -> None:
     make, says = IMPOSTORS[name]
@@ -158,16 +136,21 @@ IN_PLACE = {
     "through a view": _aliased_view,
     "through an identity": _aliased_identity,
     "+= with a skip": _iadd_with_skip,
-    "of a buffer": _overwrites_a_buffer,
 }
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place_operations_on_what_is_used_again(name: str) -> None:
+    """They are what they compute, even where the kink is too far for samples to tell."""
     parts = {"a": nn.Linear(4, 4), "in_place": nn.ReLU(inplace=True), "identity": nn.Identity()}
-    # Far from the kink, where samples cannot tell the difference.
     nn.init.constant_(parts["a"].bias, 1e6)
-    refuse(Function(IN_PLACE[name], **parts, buffer=torch.zeros(4)), VECTOR, UnsupportedModule)
+    model = Function(IN_PLACE[name], **parts, buffer=torch.zeros(4)).eval()
+    x = 1e7 * torch.randn(256, 4, dtype=torch.float64)
+    torch.testing.assert_close(curvcert.trace(model, torch.zeros(1, 4))(x), model.double()(x.clone()).detach())
+
+
+def test_a_buffer_that_is_overwritten_with_what_depends_on_the_input() -> None:
+    refuse(Function(_overwrites_a_buffer, buffer=torch.zeros(4)), VECTOR, UnsupportedModule, "a parameter or buffer")
 
 
 def _branching(m: Function, x: Tensor) -> Tensor:
@@ -192,7 +175,7 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "batch mean": (lambda m, x: x - x.mean(0), "dimension 0, which holds the batch"),
     "mean of everything": (lambda m, x: x.mean(), "joins all samples"),
     "mean of nothing there": (lambda m, x: x.mean(2), "The module itself fails"),
-    "mean over one dimension twice": (lambda m, x: x[:, None].mean((1, -2)), "duplicate value"),
+    "mean over one dimension twice": (lambda m, x: x[:, None].mean((1, -2)), "The module itself fails"),
     "sum to one number": (lambda m, x: torch.sum(x, 1), "without a dimension"),
     "cumsum over the batch": (lambda m, x: x.cumsum(0), "dimension 0, which holds the batch"),
     "roll of the batch": (lambda m, x: x.roll(1, 0), "from one sample to another"),
@@ -210,7 +193,6 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "index by reals": (lambda m, x: x[:, torch.ones(2)], "The module itself fails"),
     "mask that does not fit": (lambda m, x: x[:, torch.ones(3, dtype=torch.bool)], "The module itself fails"),
     "choice of samples": (lambda m, x: x.index_select(0, torch.tensor([0])), "from one sample to another"),
-    "weights by chance": (lambda m, x: x * torch.bernoulli(m.a.weight[0]), "bernoulli"),
     "weights that change": (lambda m, x: x * m.a.weight[0].add_(1), "in-place operation"),
     "a part of a weight in place": (lambda m, x: m.a.weight.t().add_(x[:, None]), "overwrites"),
     "clamp by a value": (lambda m, x: x.clamp(m.a(x), 100), "clamp"),
@@ -226,8 +208,7 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
     "index of a sample": (lambda m, x: x[0], "from one sample to another"),
     "slice of the batch": (lambda m, x: x[:1] + x, "from one sample to another"),
-    "index by a value": (lambda m, x: x[:, x], "depend"),
-    "index by the batch": (lambda m, x: x[:, : x.shape[0]], "for a batch of"),
+    "index by a value": (lambda m, x: x[:, x], "index"),
     "index out of range": (lambda m, x: x[:, 4], "The module itself fails"),
     "empty slice": (lambda m, x: x[:, 3:2], "depends on the input"),
     "too many indices": (lambda m, x: x[:, 0:1, 0], "The module itself fails"),
@@ -248,7 +229,6 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "padding of the batch": (lambda m, x: F.pad(x, (0, 0, 1, 1)), "from one sample to another"),
     "padding by one number": (lambda m, x: F.pad(x, (1,)), "The module itself fails"),
     "cropping everything": (lambda m, x: F.pad(x, (-2, -2)), "depends on the input"),
-    "squeeze of whatever": (lambda m, x: x[:, None].squeeze(), "for a batch of 1"),
     "wide reflection": (lambda m, x: F.pad(x[:, None], (4, 1), mode="reflect"), "The module itself fails"),
     "unknown padding": (lambda m, x: F.pad(x[:, None], (1, 1), mode="symmetric"), "The module itself fails"),
     "interpolation of vectors": (lambda m, x: F.interpolate(x, 8), "The module itself fails"),
@@ -265,9 +245,6 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "softmax": (lambda m, x: F.softmax(x, 1), "softmax"),
     "rounded division": (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "div"),
     "out argument": (lambda m, x: torch.sin(x, out=m.buffer), "sin"),
-    "dropout in eval": (lambda m, x: F.dropout(x, 1e-9), "random numbers"),
-    "dropout by position": (lambda m, x: F.dropout(x, 1e-9, True), "random numbers"),
-    "random shape": (lambda m, x: x + torch.rand(x.shape[1]), "rand"),
     "computing with the batch": (lambda m, x: x / (x.shape[0] + 1), "size of the batch"),
     "scaling by the batch": (lambda m, x: x / x.shape[0], "the size of the batch"),
     "flatten everything": (lambda m, x: x.flatten(), "with the batch in dimension 0"),
@@ -308,6 +285,30 @@ def test_graphs_that_are_no_block(name: str) -> None:
     assert says in str(caught.value)
 
 
+BY_CHANCE: dict[str, Callable[[Function, Tensor], object]] = {
+    "weights by chance": lambda m, x: x + torch.rand(4),
+    "dropout in eval": lambda m, x: F.dropout(x),
+    "dropout by position": lambda m, x: F.dropout(x, 0.5, True),
+    "random shape": lambda m, x: x + torch.randn_like(x),
+}
+
+
+@pytest.mark.parametrize("name", BY_CHANCE)
+def test_modules_that_draw_are_refused(name: str) -> None:
+    refuse(Function(BY_CHANCE[name]), VECTOR, SoundnessError, "random numbers")
+
+
+BY_THE_BATCH: dict[str, Callable[[Function, Tensor], object]] = {
+    "index by the batch": lambda m, x: x[:, : x.shape[0]],
+    "squeeze of whatever": lambda m, x: x.squeeze(),
+}
+
+
+@pytest.mark.parametrize("name", BY_THE_BATCH)
+def test_modules_that_differ_by_the_size_of_the_batch_are_refused(name: str) -> None:
+    refuse(Function(BY_THE_BATCH[name]), VECTOR, SoundnessError, "for a batch of")
+
+
 REMEDIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "last softmax": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),
@@ -331,20 +332,22 @@ def test_a_call_is_named_with_the_line_that_it_stands_in() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: torch.relu(x) * torch.erf(x).floor()))
     line = inspect.currentframe().f_lineno - 1
     refuse(model, VECTOR, UnsupportedModule, "floor", f"(test_refusals.py, line {line})")
-    refuse(Function(lambda m, x: 1 + x[:, 7]), VECTOR, InvalidInput, f"(test_refusals.py, line {line + 3})")
+    refuse(
+        Function(lambda m, x: 1 + x.float().half()), VECTOR, UnsupportedModule, f"(test_refusals.py, line {line + 3})"
+    )
 
 
 def test_a_missing_batch_dimension_is_seen() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(24, 3)).eval()
     with pytest.raises(InvalidInput, match="is the batch dimension missing"):
         curvcert.trace(model, torch.zeros(4, 6))
-    with pytest.raises(InvalidInput, match=r"expects 24 features, got shape \(7,\)\.$"):
+    with pytest.raises(InvalidInput, match=r"1: mat1 and mat2.*its batch dimension\.$"):
         curvcert.trace(model, torch.zeros(4, 7))
 
 
 def test_a_call_inside_a_submodule_is_named_with_its_path() -> None:
     inner = nn.Sequential(nn.Linear(4, 4), Function(lambda m, x: x.sign()))
-    refuse(nn.Sequential(nn.Identity(), inner), VECTOR, UnsupportedModule, "1.1.sign", "(in a Function)")
+    refuse(nn.Sequential(nn.Identity(), inner), VECTOR, UnsupportedModule, "1.1.sign", ", line ")
 
 
 class TwoInputs(nn.Module):
@@ -352,23 +355,13 @@ class TwoInputs(nn.Module):
         return x + y
 
 
-class StarInputs(nn.Module):
-    def forward(self, *x: Tensor) -> Tensor:
-        return x[0]
-
-
-@pytest.mark.parametrize("model", [TwoInputs(), StarInputs()], ids=["two", "star"])
-def test_several_inputs(model: nn.Module) -> None:
-    refuse(model, VECTOR, UnsupportedModule, type(model).__name__, "only one tensor is supported")
-
-
-def test_a_module_called_with_two_arguments() -> None:
-    refuse(Function(lambda m, x: m.a(x, x), a=nn.Bilinear(4, 4, 3)), VECTOR, UnsupportedModule, "a: Bilinear", "2 arg")
+def test_a_missing_input() -> None:
+    refuse(TwoInputs(), VECTOR, InvalidInput, "missing 1 required positional argument: 'y'")
 
 
 OPTIONS: dict[str, tuple[nn.Module, tuple[int, ...], type[CurvcertError], str]] = {
-    "average pool border": (nn.AvgPool2d(2, padding=2), IMAGE, InvalidInput, "cannot have a border"),
-    "average pool divisor": (nn.AvgPool2d(2, divisor_override=0), IMAGE, InvalidInput, "divisor_override"),
+    "average pool border": (nn.AvgPool2d(2, padding=2), IMAGE, InvalidInput, "The module itself fails"),
+    "average pool divisor": (nn.AvgPool2d(2, divisor_override=0), IMAGE, InvalidInput, "The module itself fails"),
     "adaptive size": (nn.AdaptiveAvgPool2d(0), IMAGE, InvalidInput, "positive"),
     "output padding": (
         nn.ConvTranspose2d(2, 1, 3, output_padding=1, dilation=2),
@@ -377,27 +370,26 @@ OPTIONS: dict[str, tuple[nn.Module, tuple[int, ...], type[CurvcertError], str]] 
         "Pad behind",
     ),
     "transposed channels": (nn.ConvTranspose2d(3, 1, 3), IMAGE, InvalidInput, "expected 3 channels"),
-    "linear on images": (nn.Linear(5, 2), IMAGE, InvalidInput, "expects 5 features"),
-    "signals as images": (nn.Conv1d(2, 1, 3), IMAGE, InvalidInput, "(channels, length)"),
-    "max ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, UnsupportedModule, "defaults"),
-    "max dilation": (nn.MaxPool2d(2, dilation=2), IMAGE, UnsupportedModule, "defaults"),
-    "max indices": (nn.MaxPool2d(2, return_indices=True), IMAGE, UnsupportedModule, "defaults"),
-    "max pooling of vectors": (nn.MaxPool2d(2), (6, 6), InvalidInput, "batch dimension"),
-    "average pooling of vectors": (nn.AvgPool2d(2), (6, 6), InvalidInput, "batch dimension"),
-    "max pool too large": (nn.MaxPool2d(7), IMAGE, InvalidInput, "does not fit"),
-    "average pool too large": (nn.AvgPool2d(7), IMAGE, InvalidInput, "does not fit"),
+    "linear on images": (nn.Linear(5, 2), IMAGE, InvalidInput, "The module itself fails"),
+    "signals as images": (nn.Conv1d(2, 1, 3), IMAGE, InvalidInput, "The module itself fails"),
+    "max dilation": (nn.MaxPool2d(2, dilation=2), IMAGE, UnsupportedModule, "dilation"),
+    "max indices": (nn.MaxPool2d(2, return_indices=True), IMAGE, UnsupportedModule, "output="),
+    "max pooling of vectors": (nn.MaxPool2d(2), (6, 6), InvalidInput, "whole numbers"),
+    "average pooling of vectors": (nn.AvgPool2d(2), (6, 6), InvalidInput, "whole numbers"),
+    "max pool too large": (nn.MaxPool2d(7), IMAGE, InvalidInput, "The module itself fails"),
+    "average pool too large": (nn.AvgPool2d(7), IMAGE, InvalidInput, "The module itself fails"),
     "max padding": (nn.MaxPool2d(2, padding=2), IMAGE, InvalidInput, "The module itself fails"),
     "no statistics": (nn.BatchNorm2d(2, track_running_stats=False), IMAGE, UnsupportedModule, "track_running_stats"),
-    "batch norm features": (nn.BatchNorm1d(1), VECTOR, InvalidInput, "expects 1 channels"),
-    "batch norm dimensions": (nn.BatchNorm2d(4), VECTOR, InvalidInput, "got shape (4,)"),
-    "batch norm 1d on images": (nn.BatchNorm1d(2), IMAGE, InvalidInput, "got shape (2, 6, 6)"),
-    "linear features": (nn.Linear(5, 2), VECTOR, InvalidInput, "expects 5 features"),
-    "conv channels": (nn.Conv2d(3, 1, 3), IMAGE, InvalidInput, "(3, height, width)"),
+    "batch norm features": (nn.BatchNorm1d(1), VECTOR, InvalidInput, "The module itself fails"),
+    "batch norm dimensions": (nn.BatchNorm2d(4), VECTOR, InvalidInput, "The module itself fails"),
+    "batch norm 1d on images": (nn.BatchNorm1d(2), IMAGE, InvalidInput, "The module itself fails"),
+    "linear features": (nn.Linear(5, 2), VECTOR, InvalidInput, "The module itself fails"),
+    "conv channels": (nn.Conv2d(3, 1, 3), IMAGE, InvalidInput, "The module itself fails"),
     "conv on a vector": (nn.Conv2d(3, 1, 3), VECTOR, InvalidInput, "batch dimension"),
-    "conv too large": (nn.Conv2d(2, 1, 7), IMAGE, InvalidInput, "does not fit"),
-    "flatten the batch": (nn.Flatten(0), IMAGE, UnsupportedModule, "Keep the batch"),
-    "unflatten the batch": (nn.Unflatten(0, (1, 2)), VECTOR, UnsupportedModule, "dimension 0 is the batch"),
-    "unflatten wrongly": (nn.Unflatten(1, (3, 2)), VECTOR, InvalidInput, "cannot unflatten"),
+    "conv too large": (nn.Conv2d(2, 1, 7), IMAGE, InvalidInput, "The module itself fails"),
+    "flatten the batch": (nn.Flatten(0), IMAGE, UnsupportedModule, "first dimension"),
+    "unflatten the batch": (nn.Unflatten(0, (1, 2)), VECTOR, UnsupportedModule, "cannot be recorded"),
+    "unflatten wrongly": (nn.Unflatten(1, (3, 2)), VECTOR, InvalidInput, "The module itself fails"),
     "softplus threshold": (nn.Softplus(threshold=1.0), VECTOR, UnsupportedModule, "threshold of 20"),
     "lazy": (nn.LazyLinear(3), VECTOR, InvalidInput, "no values yet"),
     "meta": (nn.Linear(4, 3, device="meta"), VECTOR, InvalidInput, "no values yet"),
@@ -443,8 +435,8 @@ EXAMPLES: dict[str, tuple[object, str]] = {
     "complex": (torch.zeros(1, 4, dtype=torch.complex64), "floating-point"),
     "NaN": (torch.full((1, 4), float("nan")), "finite"),
     "no values": (torch.zeros(1, 4, device="meta"), "without values"),
-    "too many features": (torch.zeros(1, 5), "expects 4 features"),
-    "an image": (torch.zeros(1, 1, 2, 2), "expects 4 features"),
+    "too many features": (torch.zeros(1, 5), "0: mat1 and mat2"),
+    "an image": (torch.zeros(1, 1, 2, 2), "0: mat1 and mat2"),
 }
 
 
@@ -532,8 +524,9 @@ def test_a_registered_module_that_overwrites_its_input_without_saying_so() -> No
     nn.init.constant_(layer.bias, 1e6)
     alone = Function(lambda m, x: m.phi(m.a(x)), a=layer, phi=SecretlyInPlace()).eval()
     assert curvcert.trace(alone, torch.zeros(1, 4)).out_shape == (4,)
-    skip = Function(lambda m, x: (lambda u: u + m.phi(u))(m.a(x)), a=layer, phi=SecretlyInPlace())
-    refuse(skip, VECTOR, UnsupportedModule, "phi: an in-place operation")
+    skip = Function(lambda m, x: (lambda u: u + m.phi(u))(m.a(x)), a=layer, phi=SecretlyInPlace()).eval()
+    x = 1e7 * torch.randn(256, 4, dtype=torch.float64)
+    torch.testing.assert_close(curvcert.trace(skip, torch.zeros(1, 4))(x), skip.double()(x.clone()).detach())
 
 
 class Liar(nn.Module):
@@ -578,10 +571,15 @@ def test_a_declared_activation_is_traced_with_its_assumptions() -> None:
         net.require_smooth()
 
 
-def test_a_module_that_cannot_be_copied() -> None:
-    model = Function(lambda m, x: torch.tanh(x * m.scale), weight=nn.Parameter(torch.ones(4)))
+def test_a_weight_that_was_computed_from_another_is_the_value_that_it_has() -> None:
+    model = Function(lambda m, x: torch.tanh(x * m.scale), weight=nn.Parameter(torch.ones(4))).eval()
     model.__dict__["scale"] = model.weight * 2
-    refuse(model, VECTOR, UnsupportedModule, "cannot be copied", "buffer")
+    x = torch.randn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(curvcert.trace(model, torch.zeros(1, 4))(x), torch.tanh(2 * x))
+
+
+def test_a_module_that_cannot_be_copied() -> None:
+    refuse(Function(lambda m, x: torch.tanh(x), lock=threading.Lock()), VECTOR, UnsupportedModule, "cannot be copied")
 
 
 def test_network_arguments() -> None:

@@ -238,7 +238,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Batched:
-    if training or running_mean is None or running_var is None:
+    if (training or running_mean is None or running_var is None) and not x.value.live:
         raise UnsupportedModule(
             f"{path}: batch normalisation without running statistics depends on the whole batch. Use "
             "track_running_stats=True, and pass training=self.training."

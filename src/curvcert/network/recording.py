@@ -225,6 +225,8 @@ class _Recorder(TorchDispatchMode):
 
     def _taped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Write down a call that reads what depends on the input; find the shapes of its results."""
+        if torch.Tag.nondeterministic_seeded in func.tags and not func._schema.name.startswith("aten::rrelu"):
+            raise self._draws(func)
         writes = func._schema.is_mutable
         if kwargs.get("out") is not None:
             raise UnsupportedModule(f"{self._where(func)}: writes to an out= tensor. Use its result.{self._line()}")
@@ -281,10 +283,7 @@ class _Recorder(TorchDispatchMode):
     def _computed(self, func: Any, args: Any, kwargs: Any, wrap: bool) -> Any:
         """Compute what does not depend on the input; a tensor that a call makes anew may be written to later."""
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise SoundnessError(
-                f"{self._where(func)}: the module draws random numbers, so that its output changes from call to call and "
-                "no bound holds for it. Remove its randomness or state."
-            )
+            raise self._draws(func)
         real = pytree.tree_map(lambda a: a.slot.constant if isinstance(a, Recorded) else a, (args, kwargs))
         found = func(*real[0], **real[1])
         if func._schema.name.split("::")[1] in _UNSET and found.dtype.is_floating_point:
@@ -294,6 +293,12 @@ class _Recorder(TorchDispatchMode):
         if not wrap:
             return found
         return pytree.tree_map(lambda t: self.wrapped(Slot(t, t)) if isinstance(t, Tensor) else t, found)
+
+    def _draws(self, func: Any) -> SoundnessError:
+        return SoundnessError(
+            f"{self._where(func)}: the module draws random numbers, so that its output changes from call to call and no "
+            "bound holds for it. Remove its randomness or state."
+        )
 
     def _turned(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Do what changes the shape of a tensor in place, such as squeeze_."""
