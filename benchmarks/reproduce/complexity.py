@@ -130,7 +130,7 @@ def draw(record: Record, path: Path) -> None:
 COMPLEXITY = Experiment(
     NAME,
     "The compositional bound's time grows no worse than quadratically with depth.",
-    "Appendix, time complexity",
+    (),
     run,
     draw,
 )

@@ -228,13 +228,32 @@ _call("fftless circulant", lambda m, x: sum(m.w[k] * x.roll(k, 1) for k in range
 
 # Functions of every entry.
 for _name, _make in [
-    ("Tanh", nn.Tanh), ("Sigmoid", nn.Sigmoid), ("Softplus", nn.Softplus), ("ELU", nn.ELU), ("ELU(0.5)", lambda: nn.ELU(0.5)),
-    ("CELU", nn.CELU), ("SELU", nn.SELU), ("GELU", nn.GELU), ("GELU by tanh", lambda: nn.GELU("tanh")), ("SiLU", nn.SiLU),
-    ("Mish", nn.Mish), ("Softsign", nn.Softsign), ("Tanhshrink", nn.Tanhshrink), ("LogSigmoid", nn.LogSigmoid), ("ReLU", nn.ReLU),
-    ("ReLU in place", lambda: nn.ReLU(inplace=True)), ("LeakyReLU", nn.LeakyReLU), ("ReLU6", nn.ReLU6), ("Hardtanh", nn.Hardtanh),
-    ("Hardswish", nn.Hardswish), ("Hardsigmoid", nn.Hardsigmoid), ("PReLU", nn.PReLU), ("PReLU of channels", lambda: nn.PReLU(4)),
-    ("RReLU", nn.RReLU), ("Softshrink", nn.Softshrink),
-]:  # fmt: skip
+    ("Tanh", nn.Tanh),
+    ("Sigmoid", nn.Sigmoid),
+    ("Softplus", nn.Softplus),
+    ("ELU", nn.ELU),
+    ("ELU(0.5)", lambda: nn.ELU(0.5)),
+    ("CELU", nn.CELU),
+    ("SELU", nn.SELU),
+    ("GELU", nn.GELU),
+    ("GELU by tanh", lambda: nn.GELU("tanh")),
+    ("SiLU", nn.SiLU),
+    ("Mish", nn.Mish),
+    ("Softsign", nn.Softsign),
+    ("Tanhshrink", nn.Tanhshrink),
+    ("LogSigmoid", nn.LogSigmoid),
+    ("ReLU", nn.ReLU),
+    ("ReLU in place", lambda: nn.ReLU(inplace=True)),
+    ("LeakyReLU", nn.LeakyReLU),
+    ("ReLU6", nn.ReLU6),
+    ("Hardtanh", nn.Hardtanh),
+    ("Hardswish", nn.Hardswish),
+    ("Hardsigmoid", nn.Hardsigmoid),
+    ("PReLU", nn.PReLU),
+    ("PReLU of channels", lambda: nn.PReLU(4)),
+    ("RReLU", nn.RReLU),
+    ("Softshrink", nn.Softshrink),
+]:
     _module(_name, lambda make=_make: nn.Sequential(nn.Linear(4, 4), make(), nn.Linear(4, 2)))
 _module("MaxPool1d", lambda: nn.MaxPool1d(2), SIGNAL)
 _module("MaxPool2d", lambda: nn.MaxPool2d(2), IMAGE)
@@ -748,5 +767,7 @@ def _fixed_steps(m: Function, x: Tensor) -> Tensor:
     return z
 
 
-REFUSED: dict[str, str] = {}
+REFUSED: dict[str, str] = {
+    "squeeze without a dimension": "a batch of one sample loses its first dimension: the module itself does so",
+}
 """The rows that `trace` refuses, with the reason."""

@@ -1,7 +1,7 @@
 """What the calls on a tape mean: each becomes values of one sample, by a rule for its name in ATen.
 
-- *item*: a tensor on the tape. Either a value of one sample with its place for the batch, or a constant, or the reason why
-  it has no meaning here.  That is raised only where the item is needed: a later call may complete a formula that this one
+- *item*: a tensor on the tape: a value of one sample with its place for the batch, or a constant, or the reason why it
+  has no meaning here.  That is raised only where the item is needed: a later call may complete a formula that this one
   is part of, and what nothing reads need not be known.
 - A call in place gives its tensor, and all that shares memory with it, a new item.
 """
@@ -211,7 +211,8 @@ def _require_no_rounding(call: Call) -> None:
         rounded = dtype.is_floating_point and torch.finfo(dtype).eps > finest
         if rounded or (call.name == "_to_copy" and not dtype.is_floating_point):
             raise UnsupportedModule(
-                f"{call.path}: rounds to {dtype}, and what rounds has no constant. Give the input in the dtype you mean."
+                f"{call.path}: rounds to {dtype}, and what rounds has no constant. Give the input in the dtype "
+                "you mean."
             )
 
 
@@ -236,7 +237,8 @@ def _move(call: Call, name: str, args: Any, options: Any) -> list[Any]:
     to_where = [a for k, a in enumerate(args) if k not in _READ.get(name, (0,))]
     if any(isinstance(leaf, Batched) for leaf in pytree.tree_leaves((to_where, options))):
         raise UnsupportedModule(
-            f"{call.path}: {name} moves entries to places that depend on the input, and may jump. Use clamp, relu or abs."
+            f"{call.path}: {name} moves entries to places that depend on the input, and may jump. Use clamp, "
+            "relu or abs."
         )
     leaves, tree = pytree.tree_flatten((args, options))
     dependent = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Batched)]
@@ -347,8 +349,8 @@ def output_of(items: Items, slot: Slot, path: str) -> Value:
         raise UnsupportedModule(f"{path}: expected an output that depends on the input.")
     if found.layout != Layout():
         raise UnsupportedModule(
-            f"{path}: the output has shape {found.shape} with the batch in dimension {found.layout.axis}. Return it with "
-            "the batch as its first dimension."
+            f"{path}: the output has shape {found.shape} with the batch in dimension {found.layout.axis}. Return it "
+            "with the batch as its first dimension."
         )
     if not found.value.shape:
         raise UnsupportedModule(f"{path}: one number per sample without a dimension. Keep a dimension of size 1.")

@@ -5,6 +5,7 @@ input; the result lies in memory like them.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import InvalidInput, UnsupportedModule
-from curvcert.network import elementwise
-from curvcert.network.batched import Batched, aligned
+from curvcert.network import composed, elementwise
+from curvcert.network.batched import Batched, aligned, constant_of_a_sample
 from curvcert.network.builder import Value
 from curvcert.network.lowering import lower_exactly
 
@@ -55,10 +56,10 @@ def _rrelu(
 def _prelu(path: str, x: Batched, weight: Any) -> Batched:
     if not isinstance(weight, Tensor):
         raise UnsupportedModule(f"{path}: expected constant slopes.")
-    _, (value, slopes) = aligned([x, weight], path)
     if weight.numel() == 1:
         return _each(x, lambda value: elementwise.parametric_relu(value, weight.reshape(-1), path))
-    return _each(x, lambda _: elementwise.parametric_relu(value, slopes, path))
+    full = constant_of_a_sample(weight, x.shape, x.layout, path)
+    return _each(x, lambda value: elementwise.parametric_relu(value, full, path))
 
 
 def _clamp(path: str, x: Batched, min: Any = None, max: Any = None) -> Batched:
@@ -143,9 +144,7 @@ def _quotient(path: str, left: Any, right: Any, rounding_mode: str | None = None
     if rounding_mode is not None:
         raise UnsupportedModule(f"{path}: a rounded quotient jumps, so that it has no Lipschitz constant.")
     if isinstance(right, Batched):
-        raise UnsupportedModule(
-            f"{path}: a division by a value that depends on the input is not supported. Multiply by something bounded."
-        )
+        return _product(path, left, _each(right, lambda value: composed.reciprocal(value, path)))
     inverse = 1.0 / torch.as_tensor(_exact(right), dtype=torch.float64)
     if not bool(torch.isfinite(inverse).all()):
         raise InvalidInput(f"{path}: a division by zero, or by a number too small for float64.")
@@ -153,12 +152,11 @@ def _quotient(path: str, left: Any, right: Any, rounding_mode: str | None = None
 
 
 def _power(path: str, base: Any, exponent: Any) -> Batched:
-    if isinstance(base, Batched) and exponent in (1, 2, 3):
-        powers = base.value
-        for _ in range(int(exponent) - 1):
-            powers = powers.multiplied(base.value, path)
-        return Batched(powers, base.layout)
-    raise elementwise.without_a_constant("pow", path)
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+        exponent = exponent.item()
+    if not isinstance(base, Batched) or type(exponent) not in (int, float):
+        raise UnsupportedModule(f"{path}: a power is supported with one constant exponent. Write e^(b log a) with exp.")
+    return _each(base, lambda value: elementwise.power(value, path, float(exponent)))
 
 
 def _lerp(path: str, start: Any, end: Any, weight: Any) -> Batched:
@@ -197,6 +195,28 @@ def _sigmoid_backward(path: str, g: Any, y: Batched) -> Batched:
     return _product(path, g, _difference(path, y, _power(path, y, 2)))
 
 
+def _by_value(function: Callable[..., Value]) -> Rule:
+    return lambda path, x: _each(x, lambda value: function(value, path))
+
+
+_OF_ONE: dict[str, Callable[..., Value]] = {
+    "exp": elementwise.exponential,
+    "expm1": elementwise.exponential_less_one,
+    "log": elementwise.logarithm,
+    "log1p": elementwise.logarithm_of_one_more,
+    "sqrt": partial(elementwise.power, exponent=0.5),
+    "rsqrt": partial(elementwise.power, exponent=-0.5),
+    "square": partial(elementwise.power, exponent=2.0),
+    "reciprocal": composed.reciprocal,
+    "sinh": partial(elementwise.hyperbolic, odd=True),
+    "cosh": partial(elementwise.hyperbolic, odd=False),
+    "hardsigmoid": elementwise.hard_sigmoid,
+    "log_sigmoid_forward": elementwise.log_sigmoid,
+    "abs": elementwise.absolute,
+    "cos": elementwise.cosine,
+}
+"""Functions of one argument that are made of rows and affine maps."""
+
 ELEMENTWISE: dict[str, Rule] = {
     "tanh_backward": _tanh_backward,
     "sigmoid_backward": _sigmoid_backward,
@@ -226,8 +246,6 @@ ELEMENTWISE: dict[str, Rule] = {
     "hardtanh": _layer(nn.Hardtanh),
     "hardswish": _layer(nn.Hardswish),
     "softshrink": _layer(nn.Softshrink),
-    "hardsigmoid": lambda path, x: _each(x, lambda value: elementwise.hard_sigmoid(value, path)),
-    "log_sigmoid_forward": lambda path, x: _each(x, lambda value: elementwise.log_sigmoid(value, path)),
     "rrelu_with_noise": _rrelu,
     "rrelu_with_noise_functional": _rrelu,
     "_prelu_kernel": _prelu,
@@ -235,8 +253,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "clamp": _clamp,
     "clamp_min": lambda path, x, min: _clamp(path, x, min),
     "clamp_max": lambda path, x, max: _clamp(path, x, None, max),
-    "abs": lambda path, x: _each(x, lambda value: elementwise.absolute(value, path)),
-    "cos": lambda path, x: _each(x, lambda value: elementwise.cosine(value, path)),
+    **{name: _by_value(function) for name, function in _OF_ONE.items()},
     "sin": _row(activations.SIN),
     "atan": _row(activations.ARCTAN),
     "erf": _row(activations.ERF),

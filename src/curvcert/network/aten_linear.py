@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvcert.errors import UnsupportedModule
-from curvcert.network import windows
+from curvcert.errors import InvalidInput, UnsupportedModule
+from curvcert.network import composed, windows
 from curvcert.network.aten_elementwise import ELEMENTWISE
-from curvcert.network.batched import BATCH, Batched, Layout, constant_of_a_sample
+from curvcert.network.batched import BATCH, Batched, Layout, constant_of_a_sample, moved
 from curvcert.network.builder import Value
 from curvcert.operators import Dense
 
@@ -83,16 +83,11 @@ def _baddbmm(path: str, bias: Any, left: Any, right: Any, beta: float = 1, alpha
 
 
 def _product_of_values(path: str, left: Batched, right: Batched) -> Batched:
-    """Return a product of matrices that both depend on the input: all products of entries, summed."""
+    """Return a product of matrices that both depend on the input."""
     rank = len(left.shape)
     if left.layout != right.layout or left.layout.axis >= rank - 2:
         raise UnsupportedModule(f"{path}: multiplies the samples of a batch with each other. Keep them apart.")
-    *lead, n, k = left.value.shape
-    m = right.value.shape[-1]
-    whole = (*lead, n, k, m)
-    a = left.value.reshaped((*lead, n, k, 1), path).expanded(whole, path)
-    b = right.value.reshaped((*lead, 1, k, m), path).expanded(whole, path)
-    return Batched(windows.reduced(a.multiplied(b, path), [len(whole) - 2], False, False, path), left.layout)
+    return Batched(composed.matrix_product(left.value, right.value, path), left.layout)
 
 
 def _convolution(
@@ -116,12 +111,12 @@ def _convolution(
         kernel, groups = kernel.repeat(many, *(1,) * (kernel.dim() - 1)), groups * many
         bias = None if bias is None else bias.repeat(many)
     value = _together(path, x)
+    steps, border, gaps = tuple(stride), tuple(padding), tuple(dilation)
     if transposed:
-        sizes = (tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation))
-        found = windows.transposed_convolution(value, kernel, bias, *sizes, path)
+        extra = tuple(output_padding)
+        found = windows.transposed_convolution(value, kernel, bias, steps, border, extra, groups, gaps, path)
     else:
-        sizes = (tuple(stride), tuple(padding), tuple(dilation), groups)
-        found = windows.convolution(value, kernel, bias, *sizes, "zeros", path)
+        found = windows.convolution(value, kernel, bias, steps, border, gaps, groups, "zeros", path)
     return _apart(x, found, path)
 
 
@@ -198,7 +193,8 @@ def _adaptive_max_pool(path: str, value: Value, output_size: Sequence[int]) -> V
     sizes = value.shape[1:]
     if any(n % m for n, m in zip(sizes, output_size, strict=True)):
         raise UnsupportedModule(
-            f"{path}: max-pooling of {sizes} to {tuple(output_size)} has windows of several sizes. Use sizes that divide."
+            f"{path}: max-pooling of {sizes} to {tuple(output_size)} has windows of several sizes. Use sizes that "
+            "divide."
         )
     kernel = tuple(n // m for n, m in zip(sizes, output_size, strict=True))
     return windows.max_pool(value, kernel, kernel, 0, len(sizes), path)
@@ -221,10 +217,10 @@ def _interpolation(mode: str, n: int, m: int, align_corners: bool, factor: float
     """Return the matrix of an interpolation from n to m places."""
     basis = torch.eye(n, dtype=torch.float64)[:, None]
     if mode == "linear":
-        return torch.ops.aten.upsample_linear1d(basis, [m], align_corners, factor)[:, 0].T.contiguous()
-    return torch.ops.aten.upsample_bicubic2d(basis[..., None], [m, 1], align_corners, factor, None)[
-        :, 0, :, 0
-    ].T.contiguous()
+        images: Tensor = torch.ops.aten.upsample_linear1d(basis, [m], align_corners, factor)
+        return images[:, 0].T.contiguous()
+    images = torch.ops.aten.upsample_bicubic2d(basis[..., None], [m, 1], align_corners, factor, None)
+    return images[:, 0, :, 0].T.contiguous()
 
 
 def _batch_norm(
@@ -238,6 +234,11 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Batched:
+    apart = x.layout.axis == 1 and x.layout.pre == 1 and x.shape[0] == 1
+    if (training or running_mean is None) and apart and weight is None and bias is None:
+        # Every channel of every sample by itself: torch writes InstanceNorm so.
+        axes = [k for k in range(len(x.value.shape)) if k != x.place(2, path) - 1]
+        return Batched(composed.normalised(x.value, axes, eps, True, path), x.layout)
     if (training or running_mean is None or running_var is None) and not x.value.live:
         raise UnsupportedModule(
             f"{path}: batch normalisation without running statistics depends on the whole batch. Use "
@@ -324,24 +325,19 @@ def _by_basis(name: str) -> Callable[..., Batched]:
     return rule
 
 
-def _trilinear(path: str, *args: Any) -> Batched:
-    """Return a bilinear layer, whose weight is given as (1, out, left, right) between two batches."""
-    left, weight, right, *expansions = args
-    if expansions[:3] != [[1, 3], [0], [1, 2]] or expansions[3] != [2, 3]:
-        raise UnsupportedModule(f"{path}: trilinear products are not supported.")
-    if isinstance(weight, Batched):
-        raise UnsupportedModule(f"{path}: expected a constant weight.")
+def _trilinear(path: str, left: Any, weight: Any, right: Any, *expansions: Any) -> Batched:
+    """Return a bilinear layer, whose weight (out, left, right) stands between its two inputs."""
+    if list(expansions[:4]) != [[1, 3], [0], [1, 2], [2, 3]] or isinstance(weight, Batched):
+        raise UnsupportedModule(f"{path}: trilinear products are supported as bilinear layers with a constant weight.")
     W = _exactly(weight)
     if isinstance(left, Batched) and isinstance(right, Batched):
-        mixed = _along(
-            path, left, -1, W.reshape(-1, W.shape[2]) if False else W.permute(0, 2, 1).reshape(-1, W.shape[1])
-        )
-        n, k = W.shape[0], W.shape[2]
-        parts = mixed.value.reshaped((n, k), path)
-        other = right.value.expanded((n, k), path)
-        return Batched(windows.reduced(parts.multiplied(other, path), [1], False, False, path), left.layout)
-    x, c, product = (left, right, W) if isinstance(left, Batched) else (right, left, W.mT)
-    vector = constant_of_a_sample(_exactly(c), (BATCH, c.shape[-1]), Layout(), path)
+        outputs, _, k = W.shape
+        # Row (o, j) is the j-th entry of x' W_o.
+        parts = _along(path, left, -1, W.mT.reshape(-1, W.shape[1])).value.reshaped((outputs, k), path)
+        whole = parts.multiplied(right.value.expanded((outputs, k), path), path)
+        return Batched(windows.reduced(whole, [1], False, False, path), left.layout)
+    x, constant, product = (left, right, W) if isinstance(left, Batched) else (right, left, W.mT)
+    vector = constant_of_a_sample(_exactly(constant), (BATCH, constant.shape[-1]), Layout(), path)
     return _along(path, x, -1, product @ vector)
 
 
@@ -353,7 +349,85 @@ def _gated(path: str, x: Batched, dim: int = -1) -> Batched:
     return ELEMENTWISE["mul"](path, a, ELEMENTWISE["sigmoid"](path, b))
 
 
+def _along_dimension(function: Callable[..., Value]) -> Callable[..., Batched]:
+    """Return the rule of a function of a value, an axis and the path."""
+    return lambda path, x, dim, *_: Batched(function(x.value, x.place(dim, path), path), x.layout)
+
+
+def _log_sum_exp(path: str, x: Batched, dim: Any, keepdim: bool = False) -> Batched:
+    dims = _dims(path, x, dim)
+    if len(dims) != 1:
+        raise UnsupportedModule(f"{path}: logsumexp over several dimensions is not supported. Flatten them.")
+    return _kept(path, x, composed.log_sum_exp(x.value, x.place(dims[0], path), path), dims, keepdim)
+
+
+def _layer_norm(path: str, x: Batched, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Batched:
+    rank = len(shape)
+    for dim in range(1, rank + 1):
+        x.place(-dim, path)
+    return Batched(composed.layer_norm(x.value, rank, _exact(weight), _exact(bias), eps, path), x.layout)
+
+
+def _exact(weight: Any) -> Any:
+    return None if weight is None else _exactly(weight)
+
+
+def _group_norm(path: str, x: Batched, weight: Any, bias: Any, *sizes: Any) -> Batched:
+    *_, groups, eps = sizes
+    weight, bias = _exact(weight), _exact(bias)
+    return Batched(composed.group_norm(x.leading(path), groups, weight, bias, eps, path), x.layout)
+
+
+def _variance(path: str, x: Batched, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Batched:
+    """Return the mean of the squares beside the mean, times n / (n - correction)."""
+    dims = _dims(path, x, dim)
+    axes = sorted(x.place(d, path) for d in dims)
+    mean = windows.reduced(x.value, axes, True, True, path)
+    centred = x.value.plus(mean.negative().expanded(x.value.shape, path), path)
+    n = math.prod(x.value.shape[axis] for axis in axes)
+    left = n - (1 if correction is None else correction)
+    if left <= 0:
+        raise InvalidInput(f"{path}: the variance of {n} numbers with a correction of {correction} is not defined.")
+    sums = windows.reduced(composed.squared(centred, path), axes, True, False, path)
+    return _kept(path, x, sums.times(torch.tensor(1.0 / left, dtype=torch.float64), path), dims, keepdim)
+
+
+def _vector_norm(path: str, x: Batched, ord: float = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Batched:
+    dims = _dims(path, x, dim)
+    axes = sorted(x.place(d, path) for d in dims)
+    if ord == 2:
+        squares = windows.reduced(composed.squared(x.value, path), axes, True, False, path)
+        found = ELEMENTWISE["sqrt"](path, Batched(squares, x.layout)).value
+    elif ord == 1:
+        found = windows.reduced(ELEMENTWISE["abs"](path, x).value, axes, True, False, path)
+    else:
+        raise UnsupportedModule(f"{path}: a norm with exponent {ord} is not supported. Use 1 or 2.")
+    return _kept(path, x, found, dims, keepdim)
+
+
+def _distances(path: str, left: Any, right: Any, p: float, *_: Any) -> Batched:
+    """Return the distances of each row of one tensor to each row of another."""
+    a, b = (_unsqueezed(x, dim, path) for x, dim in ((left, -2), (right, -3)))
+    return _vector_norm(path, ELEMENTWISE["sub"](path, a, b), p, [-1])
+
+
+def _unsqueezed(x: Any, dim: int, path: str) -> Any:
+    if not isinstance(x, Batched):
+        return x.unsqueeze(dim)
+    return moved(lambda tensor: tensor.unsqueeze(dim), [x], path)[0]
+
+
 LINEAR: dict[str, Callable[..., Any]] = {
+    "_softmax": _along_dimension(composed.softmax),
+    "_safe_softmax": _along_dimension(composed.softmax),
+    "_log_softmax": _along_dimension(composed.log_softmax),
+    "logsumexp": _log_sum_exp,
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "var": _variance,
+    "linalg_vector_norm": _vector_norm,
+    "_cdist_forward": _distances,
+    "_euclidean_dist": lambda path, left, right: _distances(path, left, right, 2),
     "mm": _mm,
     "mv": _mv,
     "addmm": _addmm,

@@ -1,16 +1,18 @@
 """Tensors of a module, with the batch among their axes, as values of one sample.
 
 The batch need not come first: code for sequences puts it second, attention joins it with the heads, windows multiply
-it.  So a tensor's layout says which of its axes holds the batch: that axis has pre x batch x post entries, in this order.
-A rule that reads a tensor has to say where the batch is in what it returns.  That is the proof that samples do not meet.
+it.  So a tensor's layout says which of its axes holds the batch: that axis has pre x batch x post entries, in this
+order.  A rule that reads a tensor has to say where the batch is in what it returns: that is the proof that samples do
+not meet.
 
-What moves the entries of tensors (views, slices, joins, borders, ...) needs no rule of its own: the operation is tried on
-tensors whose entries are numbered, and the numbers in the result say where each entry comes from.
+What moves the entries of tensors (views, slices, joins, borders, ...) needs no rule of its own: the operation is tried
+on tensors whose entries are numbered, and the numbers in the result say where each entry comes from.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,10 +73,14 @@ class Layout:
         dim = dim % rank if rank else 0
         if dim == self.axis:
             raise UnsupportedModule(
-                f"{path}: works along dimension {dim}, which holds the batch, so that samples would meet. Keep the batch "
-                "apart."
+                f"{path}: works along dimension {dim}, which holds the batch, so that samples would meet. Keep the "
+                "batch apart."
             )
         return dim - (self.alone and dim > self.axis)
+
+
+FIRST = Layout()
+"""The batch as the first dimension, by itself."""
 
 
 class Batched:
@@ -84,9 +90,9 @@ class Batched:
     a border that is written side by side is one selection then.
     """
 
-    def __init__(self, value: Value, layout: Layout = Layout()) -> None:
+    def __init__(self, value: Value, layout: Layout = FIRST) -> None:
         """Wrap a value."""
-        self.layout = layout
+        self.layout, self._path = layout, ""
         self._value: Value | None = value
         self._sample: Shape = value.shape
         self._step = self._origin = Places((self,), torch.arange(math.prod(value.shape)).reshape(value.shape), None)
@@ -98,8 +104,6 @@ class Batched:
         found.layout, found._value, found._sample, found._path = layout, None, tuple(step.places.shape), path
         found._step, found._origin = step, step.followed()
         return found
-
-    _path = ""
 
     @property
     def value(self) -> Value:
@@ -130,10 +134,10 @@ class Batched:
 
     def leading(self, path: str) -> Value:
         """Return the value of one sample where the batch is the first dimension, alone."""
-        if self.layout != Layout():
+        if self.layout != FIRST:
             raise UnsupportedModule(
-                f"{path}: expects the batch as the first dimension, by itself; it is in dimension {self.layout.axis} of "
-                f"a tensor of shape {self.shape}. Bring it there."
+                f"{path}: expects the batch as the first dimension, by itself; it is in dimension {self.layout.axis} "
+                f"of a tensor of shape {self.shape}. Bring it there."
             )
         return self.value
 
@@ -209,8 +213,8 @@ def aligned(items: Sequence[Batched | Tensor], path: str) -> tuple[Layout, list[
     moved = {_moved(item, len(whole)) for item in dependent}
     if len(moved) != 1 or any(item.shape[item.layout.axis] != whole[next(iter(moved)).axis] for item in dependent):
         raise UnsupportedModule(
-            f"{path}: combines tensors of shapes {', '.join(str(item.shape) for item in dependent)} whose batches are in "
-            "different places, so that samples would meet. Keep the batch in one dimension."
+            f"{path}: combines tensors of shapes {', '.join(str(item.shape) for item in dependent)} whose batches are "
+            "in different places, so that samples would meet. Keep the batch in one dimension."
         )
     (layout,) = moved
     found: list[Value | Tensor] = []
@@ -275,12 +279,11 @@ def _layout_of(numbers: Tensor, total: int, path: str) -> Layout:
             layout = Layout(axis, pre, size // (BATCH * pre))
             rows = layout.rows(numbers).reshape(BATCH, -1)
             steps = (rows[:1] > 0) * (total * torch.arange(float(BATCH), dtype=torch.float64))[:, None]
-            if bool((rows[1] == rows[0] + steps[1]).all()) and bool((rows == rows[:1] + steps).all()):
-                if not bool((rows[0] > total).any()):
-                    return layout
+            if bool((rows == rows[:1] + steps).all()) and not bool((rows[0] > total).any()):
+                return layout
     raise UnsupportedModule(
-        f"{path}: moves entries from one sample to another, or the batch out of its dimension, so that no constant holds "
-        "for one sample. Keep the batch apart."
+        f"{path}: moves entries from one sample to another, or the batch out of its dimension, so that no constant "
+        "holds for one sample. Keep the batch apart."
     )
 
 
@@ -311,7 +314,7 @@ def _embedded(value: Value, places: Tensor, path: str, whole: bool) -> tuple[Val
 
 
 def selected(value: Value, places: Tensor, path: str = "", whole: bool = True) -> Value | None:
-    """Return the entries at the given places, counted through all axes; unless `whole`, only if they go axis by axis."""
+    """Return the entries at places counted through all axes; unless `whole`, only if they go axis by axis."""
     shape, size = tuple(places.shape), math.prod(value.shape)
     flat = places.flatten()
     if len(flat) == size and bool((flat == torch.arange(size)).all()):
@@ -324,7 +327,9 @@ def selected(value: Value, places: Tensor, path: str = "", whole: bool = True) -
 
 def _by_axes(value: Value, places: Tensor, path: str) -> Value | None:
     """Return the entries if each axis of the result chooses along one axis of the value at most."""
-    chosen, axes, left = {}, {}, places
+    chosen: dict[int, list[int]] = {}
+    axes: dict[int, int] = {}
+    left = places
     for axis in reversed(range(len(value.shape))):
         n = value.shape[axis]
         along, left = left % n, left // n
@@ -346,7 +351,7 @@ def _by_axes(value: Value, places: Tensor, path: str) -> Value | None:
 
 def _along(value: Value, axis: int, entries: list[int], path: str) -> Value:
     """Return the chosen entries along an axis: a slice if they are evenly spaced."""
-    steps = {b - a for a, b in zip(entries, entries[1:], strict=False)} or {1}
+    steps = {b - a for a, b in pairwise(entries)} or {1}
     if len(steps) == 1 and (step := next(iter(steps))) != 0:
         found = value.cut(axis, min(entries), len(entries), abs(step), path)
         return found if step > 0 else found.flipped((axis,), path)

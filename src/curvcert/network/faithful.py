@@ -46,8 +46,8 @@ def require_one_function(model: nn.Module, twin: nn.Module, example: Tensor) -> 
     few, more = (centre.expand(n, *centre.shape[1:]).clone() for n in (_FEW, _MORE))
     with _Watching(own), torch.enable_grad():
         first = _calls(model, few.to(own))
-    with torch.inference_mode(), InFloat64(own):
-        second = _calls(twin, more.to(torch.float64))
+    with InFloat64(own):
+        second = _calls_without_gradients(twin, more.to(torch.float64))
     other = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if not _same_call(a, b)), None)
     if other is None and len(first) != len(second):
         other = min(len(first), len(second))
@@ -79,6 +79,16 @@ def _calls(module: nn.Module, x: Tensor) -> Calls:
     return tuple(recording.calls)
 
 
+def _calls_without_gradients(module: nn.Module, x: Tensor) -> Calls:
+    """Return the calls in inference mode, or, if the module differentiates and so fails there, without gradients."""
+    try:
+        with torch.inference_mode():
+            return _calls(module, x.clone())
+    except InvalidInput:
+        with torch.no_grad():
+            return _calls(module, x.clone())
+
+
 class _Recording(TorchFunctionMode):
     """Writes down every function of torch that is called, with its arguments but for the numbers of tensors."""
 
@@ -105,7 +115,9 @@ def _summary(argument: Any) -> Any:
     return argument if isinstance(argument, int | float | str | type(None)) else type(argument).__name__
 
 
-_ARITHMETIC = {f"{name}{end}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "true_divide") for end in ("", "_")}
+_ARITHMETIC = {
+    f"{name}{end}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "true_divide") for end in ("", "_")
+}
 _ARITHMETIC |= {f"__{name}__" for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rdiv", "pow")}
 
 

@@ -59,7 +59,7 @@ def lower_exactly(module: nn.Module, value: Value, path: str) -> Value:
 
 
 def has_a_rule_of_its_own(module: nn.Module) -> bool:
-    """Whether a module is read as a whole: it was registered, as a layer or as an activation, and is none of torch's."""
+    """Whether a module is read as a whole: it was registered, as a layer or an activation, and is none of torch's."""
     if type(module) in lower.registry:
         return True
     if type(module).__module__.startswith("torch."):

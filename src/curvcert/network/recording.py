@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
@@ -106,7 +107,7 @@ class Recorded(Tensor):
     def __new__(cls, slot: Slot, device: torch.device) -> "Recorded":
         """Return a tensor of the slot's shape that has no memory of its own."""
         like = slot.place
-        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+        return Tensor._make_wrapper_subclass(
             cls,
             like.shape,
             strides=like.stride(),
@@ -119,12 +120,12 @@ class Recorded(Tensor):
         """Remember the slot."""
         self.slot = slot
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Return its shape: it has no numbers to show."""
         return f"Recorded{tuple(self.shape)}"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse what happens outside of the recording."""
         raise UnsupportedModule(f"A value of one call is used after it, or outside of it ({func}). Keep none.")
 
@@ -215,11 +216,13 @@ class _Recorder(TorchDispatchMode):
         if not any(slot.constant is None for slot in read):
             return self._computed(func, args, kwargs, bool(read) or not tensors)
         if func._schema.name.split("::")[1] in _LIKE:
-            return self._computed(func, *pytree.tree_map(_without_numbers, (args, kwargs)), wrap=True)
+            args, kwargs = pytree.tree_map(_without_numbers, (args, kwargs))
+            return self._computed(func, args, kwargs, wrap=True)
         if func._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"):
+            path, module = self.running[-1]
             raise UnsupportedModule(
-                f"{self.running[-1][0] or type(self.running[-1][1]).__name__}: a branch, a loop or a Python number depends on the values of the input. Write it "
-                f"without, or with torch.where.{self._line()}"
+                f"{path or type(module).__name__}: a branch, a loop or a Python number depends on the values of the "
+                f"input. Write it without, or with torch.where.{self._line()}"
             )
         return self._taped(func, args, kwargs)
 
@@ -247,7 +250,9 @@ class _Recorder(TorchDispatchMode):
             found = func(*places[0], **{**places[1], **({"device": "meta"} if places[1].get("device") else {})})
             results = pytree.tree_map(lambda t: Slot(t) if isinstance(t, Tensor) else t, found)
         name = func._schema.name.split("::")[1]
-        self.calls.append(Call(name, *given, results, self._where(func), self._line(), func, self.running[-1][1]))
+        self.calls.append(
+            Call(name, given[0], given[1], results, self._where(func), self._line(), func, self.running[-1][1])
+        )
         if writes:
             return args[0]
         return pytree.tree_map(lambda s: self.wrapped(s) if isinstance(s, Slot) else s, results)
@@ -296,8 +301,8 @@ class _Recorder(TorchDispatchMode):
 
     def _draws(self, func: Any) -> SoundnessError:
         return SoundnessError(
-            f"{self._where(func)}: the module draws random numbers, so that its output changes from call to call and no "
-            "bound holds for it. Remove its randomness or state."
+            f"{self._where(func)}: the module draws random numbers, so that its output changes from call to call and "
+            "no bound holds for it. Remove its randomness or state."
         )
 
     def _turned(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -344,7 +349,7 @@ class _Recorder(TorchDispatchMode):
         return here if is_torchs_own(module) else f"{here}.{name}".strip(".")
 
     def _line(self) -> str:
-        """Return the line of the user's code that is running, such as "model.py, line 12"; empty if it is in no file."""
+        """Return the line of the user's code, such as " (model.py, line 12)"; empty if it is in no file."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code is not record.__code__:
             file = frame.f_code.co_filename
@@ -360,9 +365,9 @@ def _listed_masks(argument: Any) -> Any:
         return argument
     found: list[Any] = []
     for index in argument:
-        tensor = index.slot.constant if isinstance(index, Recorded) else index
-        mask = isinstance(tensor, Tensor) and tensor.dtype == torch.bool
-        found += tensor.nonzero().unbind(1) if mask else [tensor]
+        known = index.slot.constant if isinstance(index, Recorded) else index
+        mask = isinstance(known, Tensor) and known.dtype == torch.bool
+        found += known.nonzero().unbind(1) if mask else [index]  # type: ignore[union-attr]
     return found
 
 
@@ -438,7 +443,7 @@ def _replaced(
 
     try:
         for module in replaced:
-            module.forward = partial(whole, module)  # type: ignore[method-assign]
+            module.forward = partial(whole, module)
         yield
     finally:
         for module in replaced:
@@ -447,11 +452,12 @@ def _replaced(
 
 @contextmanager
 def _settings_for_recording() -> Iterator[None]:
-    """Let torch call what it is made of: its fused transformer layers say less."""
+    """Let torch call what it is made of: its fused transformer layers and attention say less."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 

@@ -37,7 +37,11 @@ def own_copy(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied ({error}). A weight computed from others, as an attribute, is "
             "the usual cause: make it a parameter or a buffer."
         ) from error
+    dtype = next((weight.dtype for weight in found.parameters() if weight.dtype.is_floating_point), None)
     for part in list(found.modules()):
+        if isinstance(part, nn.RMSNorm) and part.eps is None and dtype is not None:
+            # Torch takes the roundoff of what it computes in, which would be another number in a copy in float64.
+            part.eps = torch.finfo(dtype).eps
         for name, child in part.named_children():
             if unwrapped(child) is not child:
                 setattr(part, name, unwrapped(child))

@@ -128,12 +128,12 @@ def recorded(model: nn.Module, example: Tensor, own: torch.dtype | None = None) 
         itself = failure(model, example, own)
         if itself is not None:
             raise InvalidInput(
-                f"{error.path}{itself}. The module itself fails on inputs of shape {tuple(example.shape)}. Check the example's shape, "
-                "and its batch dimension."
+                f"{error.path}{itself}. The module itself fails on inputs of shape {tuple(example.shape)}. Check "
+                "the example's shape, and its batch dimension."
             ) from error
         raise UnsupportedModule(
-            f"{type(model).__name__}: its forward pass cannot be recorded ({error}). Write it without branches, loops or "
-            "Python numbers that depend on the input's values."
+            f"{type(model).__name__}: its forward pass cannot be recorded ({error}). Write it without branches, loops "
+            "or Python numbers that depend on the input's values."
         ) from error
 
 

@@ -12,17 +12,13 @@ from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
-from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound, Side
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
-
-
-class AbstractCurvatureMethod(AbstractMethod):
-    """A way to bound the Lipschitz constant of a network's Jacobian."""
 
 
 @final
@@ -128,6 +124,10 @@ CURVATURE_METHODS: dict[str, AbstractCurvatureMethod] = {
 }
 
 
+MOST_WORK = 5e7
+"""What a search for LipSDP's multipliers may take on: a second or two, see `LipSDP.most_work`."""
+
+
 def curvature(
     network: Network,
     p: float = 2,
@@ -166,16 +166,17 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    return curvature_of(make_problem(network, p, q, at, radius, pair, logit, side), method)
+    problem = make_problem(network, p, q, at, radius, pair, logit, side)
+    return curvature_of(replace(problem, most_work=MOST_WORK), method)
 
 
 def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:
     """Answer a question that was made before: norms that it knows from others are not computed again."""
     problem.network.require_smooth()
+    methods = applying(CURVATURE_METHODS.values(), problem, LocalCurvature.name)
     # An affine map's curvature is 0 exactly; any other 0 would be an underflow.
     floor = TINY if any(isinstance(node, ElementwiseNode) for node in problem.network.nodes) else 0.0
     one = chosen(method, CURVATURE_METHODS, AbstractCurvatureMethod)
     if one is not None:
         return run(one, problem, floor)
-    methods = CURVATURE_METHODS.values()
     return least([*run_all(methods, problem, floor), *through_l2(methods, problem, floor, order=2)], methods, problem)
