@@ -1,4 +1,4 @@
-"""Networks as people write them: all are taken, but those that are named with the reason; what is taken is what runs."""
+"""Networks as people write them: taken, but for those that are named with the reason; what is taken is what runs."""
 
 import copy
 
