@@ -50,8 +50,8 @@ class Unrolled(AbstractCurvatureMethod):
     name: str = "unrolled"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
-        """Apply to scalar outputs."""
-        return None if problem.scalars else "unrolled: needs a scalar output, a pair or a logit"
+        """Apply always."""
+        return None
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -96,7 +96,9 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
-        everywhere += [] if both is problem else [unrolled_bound(problem), compositional_bound(problem, problem.norms)]
+        # Those of scalars from both sides are in it, term by term.
+        everywhere += [] if both is problem and problem.scalars else [unrolled_bound(problem)]
+        everywhere += [] if both is problem else [compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)
 

@@ -104,6 +104,9 @@ def _like(nodes: Sequence[AbstractNode]) -> AbstractLinearMap:
     return next(maps, Identity((), torch.float64))
 
 
+_MOST_COLUMNS = 4096
+"""Of more entries without an end, all that they touch counts as without ends."""
+
 Reached = tuple[Tensor, Tensor]
 """The least and the largest that each entry of a value can be, whatever the input is."""
 
@@ -167,18 +170,34 @@ class _Everywhere(AbstractForward[Reached]):
 
 def _image(A: AbstractLinearMap, low: Tensor, high: Tensor) -> Reached:
     """Enclose the image of an interval, whose ends may be infinite, by its middle and half-width."""
-    size, down, up = magnitude(A), (low == -torch.inf).to(low), (high == torch.inf).to(low)
+    size, down, up = magnitude(A), low == -torch.inf, high == torch.inf
     # Where one end is infinite, and counts for nothing in an entry of the image, the other stands for both.
-    left = torch.where(down == 0, low, torch.where(up == 0, high, 0.0))
-    right = torch.where(up == 0, high, left)
+    left = torch.where(~down, low, torch.where(~up, high, 0.0))
+    right = torch.where(~up, high, left)
     centre, half = (left + right) / 2, (right - left).clamp(min=0.0) / 2
     half = inflate(half, gamma(4)) + gamma(4) * centre.abs()
     middle = A.apply(centre)
     width = inflate(size.apply(half), gamma(rounding_length(A) + 2)) + image_error(A, centre)
-    # Twice the positive and the negative part of A, on the ends that are infinite.
-    falls = (size.apply(down) + A.apply(down)) + (size.apply(up) - A.apply(up))
-    rises = (size.apply(up) + A.apply(up)) + (size.apply(down) - A.apply(down))
+    falls, rises = _endless(A, down, up)
     return (
-        torch.where(falls > 0, -torch.inf, next_down(middle - width)),
-        torch.where(rises > 0, torch.inf, next_up(middle + width)),
+        torch.where(falls, -torch.inf, next_down(middle - width)),
+        torch.where(rises, torch.inf, next_up(middle + width)),
     )
+
+
+def _endless(A: AbstractLinearMap, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether entries of an image may fall, and rise, without end, as the entries marked down and up do.
+
+    Signs are those of single columns: a sum over columns could cancel in floats where it does not in truth.
+    """
+    ends = (down | up).flatten().nonzero().flatten()
+    if len(ends) > _MOST_COLUMNS:
+        touched = magnitude(A).apply((down | up).to(A.dtype)) > 0
+        return touched, touched
+    units = torch.zeros(len(ends), down.numel(), dtype=A.dtype, device=A.device)
+    units = units.scatter(1, ends[:, None], 1.0).reshape(-1, *A.in_shape)
+    columns, error = A.apply(units), image_error(A, units)
+    positive, negative = columns + error > 0, columns - error < 0
+    falling, rising = (mark.flatten()[ends].reshape(-1, *(1 for _ in A.out_shape)) for mark in (down, up))
+    falls = ((positive & falling) | (negative & rising)).any(dim=0, keepdim=True)
+    return falls, ((positive & rising) | (negative & falling)).any(dim=0, keepdim=True)
