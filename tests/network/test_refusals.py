@@ -197,7 +197,7 @@ GRAPHS: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "where": (lambda m, x: torch.where(x > 1e6, 0.0, x), "gt"),
     "index of a sample": (lambda m, x: x[0], "from one sample to another"),
     "slice of the batch": (lambda m, x: x[:1] + x, "from one sample to another"),
-    "index by a value": (lambda m, x: x[:, x], "index"),
+    "index by a value": (lambda m, x: x[:, x], "used as indices"),
     "index out of range": (lambda m, x: x[:, 4], "The module itself fails"),
     "empty slice": (lambda m, x: x[:, 3:2], "depends on the input"),
     "too many indices": (lambda m, x: x[:, 0:1, 0], "The module itself fails"),
@@ -314,7 +314,7 @@ def test_a_call_is_named_with_the_line_that_it_stands_in() -> None:
     line = inspect.currentframe().f_lineno - 1
     refuse(model, VECTOR, UnsupportedModule, "floor", f"(test_refusals.py, line {line})")
     cast = Function(lambda m, x: 1 + x.half())
-    refuse(cast, VECTOR, UnsupportedModule, "rounds to torch.float16", f"(test_refusals.py, line {line + 2})")
+    refuse(cast, VECTOR, UnsupportedModule, "rounds to torch.float16", f"(test_refusals.py, line {line + 3})")
 
 
 def test_a_missing_batch_dimension_is_seen() -> None:

@@ -11,6 +11,7 @@ decided; numbers are not, so that code which would branch on them fails.
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -191,6 +192,7 @@ class _Recorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self.running: list[tuple[str, nn.Module]] = []
         self.failed = ""
+        self._calls_at: Counter[str] = Counter()
         self._device = device
         self._own = own
         self._slots: dict[int, list[Slot]] = {}
@@ -251,7 +253,7 @@ class _Recorder(TorchDispatchMode):
             results = pytree.tree_map(lambda t: Slot(t) if isinstance(t, Tensor) else t, found)
         name = func._schema.name.split("::")[1]
         self.calls.append(
-            Call(name, given[0], given[1], results, self._where(func), self._line(), func, self.running[-1][1])
+            Call(name, given[0], given[1], results, self._own_path(func), self._line(), func, self.running[-1][1])
         )
         if writes:
             return args[0]
@@ -341,6 +343,13 @@ class _Recorder(TorchDispatchMode):
         name = "opaque_" if overwrites else "opaque"
         self.calls.append(Call(name, (x.slot,), {}, result, path, "", None, module))
         return x if overwrites else self.wrapped(result)
+
+    def _own_path(self, func: Any) -> str:
+        """Return where a call stands, with a number if the same operation was called there before."""
+        path = self._where(func)
+        self._calls_at[path] += 1
+        before = self._calls_at[path] - 1
+        return f"{path}_{before}" if before and not is_torchs_own(self.running[-1][1]) else path
 
     def _where(self, func: Any) -> str:
         """Return the path of the module that is running, and the operation if it is not torch's own module."""
