@@ -25,10 +25,10 @@ from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
-from curvcert.cli.parts import Parts, Plan, digest_of
 from curvcert.cli.requirements import Requirement, radii_to_decide
+from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
-from curvcert.cli.shares import LOST_AFTER, Found, Shares
+from curvcert.cli.shared_certification import LOST_AFTER, Found, SharedCertification
 from curvcert.errors import InvalidInput
 from curvcert.folder_lock import locked
 from curvcert.network import Network
@@ -158,8 +158,8 @@ def certify_command(
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
-    parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
-    shares = Shares(parts, place, output, lost_after)
+    parts = SavedParts(out / "parts", request.plan(network, inputs, part_size), inputs)
+    shares = SharedCertification(parts, place, output, lost_after)
 
     @cache
     def ready() -> Certifier:  # for the first part that is missing: bounds may take minutes

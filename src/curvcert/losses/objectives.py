@@ -27,7 +27,7 @@ from curvcert.losses.radius_reward import (
     reward,
     soft_lipschitz_radii,
 )
-from curvcert.losses.streams import aside, rejoin
+from curvcert.losses.side_stream import aside, rejoin
 
 Gradients = Literal["all", "runner-up"]
 Tensors = tuple[Tensor, ...]

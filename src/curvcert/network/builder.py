@@ -41,6 +41,8 @@ class Builder:
         """Start with the input, or go on from the nodes of a network."""
         self.device, self.dtype, self.live = device, dtype, live
         self._nodes: list[AbstractNode] = list(nodes) or [InputNode(shape)]
+        self.shares: set[int] = set()
+        """The values that sum to 1 along their last axis, as a softmax does."""
 
     @property
     def nodes(self) -> tuple[AbstractNode, ...]:

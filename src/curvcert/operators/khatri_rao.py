@@ -30,7 +30,7 @@ class GramNorms(Protocol):
         """Return A A' and a bound on its error."""
 
     def gram_fits(self, n: int) -> bool:
-        """Tell whether Gram matrices of size n fit into memory."""
+        """Whether Gram matrices of size n fit into memory."""
 
 
 def hadamard_norm_upper_bound(W: AbstractLinearMap, norms: GramNorms) -> Tensor:
