@@ -170,8 +170,8 @@ OPERATORS = (
     Fault(
         "row-norms-not-squared",
         "operators/weighted.py",
-        "by_rows = inflate((flat * rows * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
-        "by_rows = inflate((flat * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
+        "by_rows = (Upper(flat) * rows * rows).sum(1)",
+        "by_rows = (Upper(flat) * rows).sum(1)",
         (FORMS,),
         "bilinear",
         "A bilinear form with long rows is bounded too low.",
@@ -179,8 +179,8 @@ OPERATORS = (
     Fault(
         "weights-in-place-of-their-roots",
         "operators/weighted.py",
-        "roots = inflate(flat.sqrt(), 4 * UNIT_ROUNDOFF)",
-        "roots = inflate(flat, 4 * UNIT_ROUNDOFF)",
+        "roots = Upper(flat).root().bound",
+        "roots = flat",
         (FORMS,),
         "bilinear",
         "A bilinear form with weights below 1 is bounded too low.",

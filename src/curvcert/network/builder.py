@@ -140,6 +140,10 @@ class Value:
 
     def multiplied(self, other: "Value", name: str) -> "Value":
         """Return value * other, entry by entry; both depend on the input."""
+        if self.live:
+            raise UnsupportedModule(
+                f"{name}: a product of values has no constants that a training loss could estimate. Leave it out."
+            )
         if self.shape != other.shape:
             raise UnsupportedModule(
                 f"{name}: a product of shapes {self.shape} and {other.shape} is not supported. Give both the same "
