@@ -185,7 +185,7 @@ def certify_command(
             return  # the results are rank 0's to write
         certificate, attack = found
         certificate = certificate.save(out / FILES["certificate"])
-        save_network(network, out / FILES["network"])
+        save_network(network.classified, out / FILES["network"])
         rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
         write_whole(out / FILES["samples"], rows)
         files = {name: out / file for name, file in FILES.items()}
@@ -252,7 +252,7 @@ class Request:
             "inside_box": self.inside_box,
             "search": search if self.search else None,
         }
-        digests = (network_digest(network), digest_of(inputs.x), digest_of(inputs.y))
+        digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 
