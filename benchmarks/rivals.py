@@ -11,7 +11,7 @@ solver returns, within its tolerance of the optimum on an unknown side, and no b
 Singla and Feizi (2020): their `curvature_bound` is written out here, with exact eigenvalues where they iterate.  Given
 the folder of their code, that is run as well.  What is not installed is skipped, with a line that says so.
 
-    python -m benchmarks.rivals [--so-robust DIR] [--quick]
+    python -m benchmarks.rivals [--so-robust DIR] [--only curvature lipschitz large] [--quick]
 """
 
 import argparse
@@ -20,7 +20,7 @@ import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import curvcert
 from benchmarks.curvature_tightness import largest_hessian
-from benchmarks.harness import write_record
+from benchmarks.harness import read_record, write_record
 from benchmarks.networks import peak_gib
 from benchmarks.reproduce.paper_bounds import PaperBounds, paper_pair_curvature
 from curvcert.bounds.lipschitz.problem import Pair
@@ -70,6 +70,7 @@ CURVATURE: tuple[Case, ...] = (
     ("softplus", (64, 100, 100, 10)),
     ("softplus", (64, 64, 10)),
 )
+PARTS = ("curvature", "lipschitz", "large")
 LARGE: Case = ("tanh", (64, 1000, 1000, 10))
 QUICK: tuple[Case, ...] = (("tanh", (64, 6, 6, 10)), ("softplus", (64, 6, 6, 10)))
 
@@ -238,33 +239,41 @@ def large(case: Case) -> Figures:
     return {**figures, "peak_gib": peak_gib()}
 
 
+def measured(options: argparse.Namespace, console: Console) -> Iterator[tuple[str, Figures]]:
+    """Yield the part of the record and the figures of each network, as they are measured."""
+    released = None if options.so_robust is None else so_robust_released(options.so_robust)
+    with_solver = all(importlib.util.find_spec(name) is not None for name in ("cvxpy", "clarabel"))
+    if not with_solver:
+        console.print("Skipped LipSDP-neuron: cvxpy and clarabel are not installed (pip install 'curvcert[sdp]').")
+    if "curvature" in options.only:
+        cases = QUICK if options.quick else CURVATURE
+        yield from (("curvature", beside_so_robust(case, released)) for case in cases)
+    if "lipschitz" in options.only:
+        cases = QUICK[:1] if options.quick else LIPSDP
+        yield from (("lipschitz", beside_lipsdp(case, with_solver)) for case in cases)
+    if "large" in options.only and not options.quick:
+        yield "large", large(LARGE)
+
+
 def main() -> None:
-    """Measure and write the record."""
+    """Measure; the record keeps the parts that are not measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--so-robust", type=Path, help="the folder of so-robust's code")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure; all by default")
     parser.add_argument("--quick", action="store_true", help="two tiny networks; writes no record")
     options, console = parser.parse_args(), Console()
     torch.set_num_threads(1)
     if options.so_robust is not None and not (options.so_robust / "utils.py").is_file():
         raise InvalidInput(f"{options.so_robust} holds no utils.py. Give the folder of so-robust's code.")
-    released = None if options.so_robust is None else so_robust_released(options.so_robust)
-    with_solver = all(importlib.util.find_spec(name) is not None for name in ("cvxpy", "clarabel"))
-    if not with_solver:
-        console.print("Skipped LipSDP-neuron: cvxpy and clarabel are not installed (pip install 'curvcert[sdp]').")
-    figures: Figures = {"curvature": [], "lipschitz": []}
-    for case in QUICK if options.quick else CURVATURE:
-        figures["curvature"].append(beside_so_robust(case, released))
-        console.print(figures["curvature"][-1])
-    for case in QUICK[:1] if options.quick else LIPSDP:
-        figures["lipschitz"].append(beside_lipsdp(case, with_solver))
-        console.print(figures["lipschitz"][-1])
-    if options.quick:
-        return
-    figures["large"] = large(LARGE)
-    console.print(figures["large"])
-    config = {"threads": 1, "pair": list(PAIR), "steps": STEPS, "so_robust_released": released is not None}
-    command = "python -m benchmarks.rivals" + (" --so-robust DIR" if released is not None else "")
-    write_record("rivals", command, SEED, config, figures)
+    found: dict[str, list[Figures]] = {}
+    for part, figures in measured(options, console):
+        found.setdefault(part, []).append(figures)
+        console.print(figures)
+    if not options.quick:
+        kept = read_record("rivals")
+        config = {"threads": 1, "pair": list(PAIR), "steps": STEPS}
+        command = "python -m benchmarks.rivals" + (" --so-robust DIR" if options.so_robust is not None else "")
+        write_record("rivals", command, SEED, config, {**(kept.figures if kept else {}), **found})
 
 
 if __name__ == "__main__":

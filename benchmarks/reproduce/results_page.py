@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.harness import RESULTS, read_record
 from benchmarks.pages import NOT_YET, filled, table
 from benchmarks.reproduce import EXPERIMENTS
+from benchmarks.reproduce.complexity import PLAIN as PLAIN_NETWORKS
 from benchmarks.reproduce.experiment import RADII
 from benchmarks.reproduce.paper_numbers import ATTACKS_6F, ATTACKS_ONE_LIPSCHITZ, LOT_XS, TABLE_1, TANH_SLOPE_AT_2
 from benchmarks.reproduce.table1 import BEYOND, PLAIN, RECIPES, Row, all_rows, mean_of_seeds, of_seeds
@@ -264,10 +265,13 @@ def _two_radii(record: Record | None) -> str:
 
 
 def _complexity(record: Record | None) -> str:
+    figures = record.figures if record else {"growth_with_depth": {}, "growth_with_width": {}}
     lines = []
-    for name, growth in (record.figures["growth_with_depth"] if record else {}).items():
-        lines.append([name, f"{growth:.2f}", f"{record.figures['growth_with_width'][name]:.2f}" if record else ""])
-    return table(("bound", "with depth", "with width"), lines)
+    for name, growth in figures["growth_with_depth"].items():
+        lines.append([PLAIN_NETWORKS, name, f"{growth:.2f}", f"{figures['growth_with_width'][name]:.2f}"])
+    for kind, found in figures.get("families", {}).items():
+        lines += [[kind, name, f"{growth:.2f}", ""] for name, growth in found["growth_with_depth"].items()]
+    return table(("network", "bound", "with depth", "with width"), lines)
 
 
 def _weights(digests: Mapping[str, Mapping[str, Any]]) -> str:

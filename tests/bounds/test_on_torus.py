@@ -178,7 +178,7 @@ def test_no_slopes_send_more_back_to_an_image(activation: Activation, monkeypatc
         network = with_dense_end(value, seed, activation, rng.random() < 0.7)
         images, norms = images_of(network.nodes), NormBounds()
         assert images is not None
-        gradients = image_gradients(images, norms)
+        gradients = image_gradients(images, norms, scalars=True)
         assert gradients is not None
         sizes = gradient_sizes(replace(make_problem(network, 2, None, None, None, None, None), scalars=True), norms)
         for slopes in slope_choices(activation, seed):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvcert.activations.base import no_curvature
 from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedModule
 from curvcert.network.block import AbstractBlock, Affine, fold_offset, image
 from curvcert.network.nodes import (
@@ -25,10 +26,14 @@ from curvcert.network.nodes import (
 from curvcert.network.picture import network_html
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
 from curvcert.network.rewriting.fusion import fused
+from curvcert.network.rewriting.products import as_squares, is_plain, with_slopes_within_reach
 from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit, units_of, units_of_chain
 from curvcert.network.sweeps import AbstractBackward, AbstractForward
 from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
+
+_PROBES, _STEP = 32, 2.0**-10
+"""How many random inputs tell how far values move, and how far these do."""
 
 
 @final
@@ -44,6 +49,8 @@ class Network:
     source_dtype: torch.dtype = torch.float64
     made_of: Chain | None = None
     """The blocks that the nodes were made of, where they were: the chain view as given, rather than found again."""
+    logits: "Network | None" = None
+    """Where the network ends in a softmax or log-softmax of its classes, the network before that."""
 
     def __post_init__(self) -> None:
         require_order(self.nodes)
@@ -107,6 +114,37 @@ class Network:
         if self.is_chain:
             return self.prefix(next(k for k, link in enumerate(self.chain, 1) if link.output == value))
         return Network(fused(self.nodes, value), self.source_dtype)
+
+    @property
+    def classified(self) -> "Network":
+        """The network that tells classes apart: that before a last softmax or log-softmax, which keeps their order."""
+        return self if self.logits is None else self.logits.classified
+
+    @cached_property
+    def for_bounds(self) -> "Network":
+        """The same function as bounds read it, see `rewriting.products`: itself, unless it multiplies values, or has
+        functions without a largest slope.
+        """
+        nodes = self.nodes
+        if any(isinstance(node, ProductNode) for node in nodes):
+            nodes = as_squares(nodes, self._moves())
+        nodes = with_slopes_within_reach(nodes)
+        return self if nodes is self.nodes else Network(nodes, self.source_dtype)
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether every activation has a largest slope: if not, there are constants over balls alone."""
+        return is_plain(self.nodes)
+
+    def _moves(self) -> list[Tensor | None]:
+        """Return about how far each entry of a value moves near random inputs; any answer is sound."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        shape = (_PROBES, *self.in_shape)
+        centre, step = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(2))
+        centre = (centre / 2).to(self.device)
+        values, others = self.values(centre), self.values(centre + _STEP * step.to(self.device))
+        moved = ((after - before).square().mean(dim=0).sqrt() for before, after in zip(values, others, strict=True))
+        return [each if bool(each.isfinite().all()) else None for each in moved]
 
     @property
     def in_shape(self) -> Shape:
@@ -243,7 +281,8 @@ class Network:
         """Return the same network on another device."""
         if self.made_of is not None:
             return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
-        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype)
+        logits = None if self.logits is None else self.logits.to(device)
+        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype, logits=logits)
 
     def require_batch(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""
@@ -268,9 +307,9 @@ class Network:
     def require_smooth(self) -> None:
         """Raise unless every node has a curvature constant."""
         for node in self.nodes:
-            if isinstance(node, ElementwiseNode):
-                _ = node.activation.curvature_c
-            elif isinstance(node, MaxPoolNode):
+            if isinstance(node, ElementwiseNode) and node.activation.curvature is None:
+                raise no_curvature(node.activation)
+            if isinstance(node, MaxPoolNode):
                 raise UnsupportedModule(
                     f"{node.name or 'A node'} is a MaxPool: its derivative jumps, so it has no curvature constant. Ask "
                     "for lipschitz, or replace it by average pooling."

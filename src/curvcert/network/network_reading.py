@@ -13,6 +13,8 @@ from torch import Tensor
 
 from curvcert.activations import (
     ACTIVATIONS,
+    EXP,
+    LOG,
     Activation,
     celu,
     elu,
@@ -20,6 +22,7 @@ from curvcert.activations import (
     gelu_tanh,
     hardtanh,
     leaky_relu,
+    power,
     selu,
     softplus,
     softshrink,
@@ -121,6 +124,7 @@ _FACTORIES: dict[str, Callable[..., Activation]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "selu": selu,
+    "power": power,
 }
 _PARAMETRISED = re.compile(r"([a-z_]{1,20})\(([-+.,0-9e]{1,80})\)")
 
@@ -129,6 +133,8 @@ def activation_of(name: str) -> Activation:
     """Return the row of the table with that name."""
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if name in (EXP.name, LOG.name):
+        return EXP if name == EXP.name else LOG
     match = _PARAMETRISED.fullmatch(name)
     if match is not None and match[1] in _FACTORIES:
         made = _FACTORIES[match[1]](*(float(number) for number in match[2].split(",")))

@@ -28,6 +28,7 @@ from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.on_torus import ImageGradients, image_gradients, images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
+from curvcert.bounds.types import Global
 from curvcert.network import Block
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
@@ -70,8 +71,20 @@ def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Tenso
 
 
 def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> dict[int, GradientBound]:
-    """Return bounds on the gradient of each scalar output, by the number of each activation."""
+    r"""Return bounds on the gradient of each scalar output, by the number of each activation.
+
+    Outputs that are one vector have one row, that of all :math:`w \cdot f` with :math:`\|w\|_{q^*} \le 1`: its size is
+    at most :math:`\|\partial f/\partial a_k\|_{p \to q}`, and an entry the q-norm of those of all outputs.
+    """
     sizes, network = _GradientSizes(problem, norms, unit_lipschitz), problem.network
+    if not problem.scalars:
+        rows = Problem(network, problem.p, problem.p, Global(), scalars=True, norms=problem.norms)
+        found = {}
+        for hidden, each in gradient_bounds(rows, norms).items():
+            size, behind = sizes.activations[hidden].reshape(1), sizes.behind(sizes.unit(hidden))
+            whole = norm_upper_bound_of_vectors(each.entries, problem.q, 0)[None].clamp(max=float(size))
+            found[hidden] = GradientBound(size, Interval(-whole, whole), None if behind is None else behind.reshape(1))
+        return found
     eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
     eye = eye.reshape(network.outputs, *network.out_shape)
     # The norm of column l of A bounds the l-th entry of A'w: |(A'w)_l| <= ||A_:l||_p ||w||_{p*}.
@@ -112,10 +125,12 @@ class _GradientSizes(Generic[R]):
     @staticmethod
     def _images_of(problem: Problem, norms: AbstractNorms[R]) -> ImageGradients | None:
         """Return what bounds the gradients with respect to large images."""
-        if problem.p != 2 or not isinstance(norms, NormBounds):
+        if problem.p != 2 or not (problem.scalars or problem.q == 2) or not isinstance(norms, NormBounds):
             return None
         images = problem.once("images", lambda: images_of(problem.network.nodes))
-        return None if images is None else problem.once("gradients of images", lambda: image_gradients(images, norms))
+        if images is None:
+            return None
+        return problem.once("gradients of images", lambda: image_gradients(images, norms, problem.scalars))
 
     def _of_image(self, node: int) -> Tensor | None:
         """Bound the gradient with respect to an image on the torus of all images; None for anything else."""
@@ -130,6 +145,10 @@ class _GradientSizes(Generic[R]):
         return not residual and all(
             len(unit.sources) == len(self._readers[unit.sources[0]]) == 1 for unit in self._units
         )
+
+    def unit(self, hidden: int) -> ActivatedUnit:
+        """Return the unit of an activation."""
+        return self._bent[hidden]
 
     def behind(self, unit: ActivatedUnit) -> Tensor | None:
         """Bound the gradient with respect to the output of a residual block that is not the last."""
@@ -184,7 +203,8 @@ class _GradientSizes(Generic[R]):
     def _sum(self, starts: Level, later: Sequence[Level], passed: dict[int, Tensor] | None) -> Tensor:
         """Return the sum over paths to the output from activations of one level, as one vector."""
         network = self._problem.network
-        parts: list[Upper | Tensor] = [torch.zeros(network.outputs, dtype=torch.float64, device=network.device)]
+        outputs = (network.outputs,) if self._problem.scalars else ()
+        parts: list[Upper | Tensor] = [torch.zeros(outputs, dtype=torch.float64, device=network.device)]
         for level in later:
             paths = {j: path for j in level if (path := self._path(self._bent[j].z, starts)) is not None}
             if not paths:

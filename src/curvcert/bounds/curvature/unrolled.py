@@ -20,6 +20,10 @@ From one side :math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, tak
 For feed-forward
 networks with G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does
 not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
+
+Outputs that are one vector have :math:`\|Df(x) - Df(y)\|_{p \to q}`, the largest of all :math:`w \cdot f` with
+:math:`\|w\|_{q^*} \le 1`.  For all of these at once :math:`\|u_k\|_{p^*} \le \|\partial f/\partial a_k\|_{p \to q}`,
+and :math:`\bar u_{kl}` is the q-norm of its bounds for the single outputs.
 """
 
 import math
@@ -29,6 +33,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.block_contraction import contraction_form
+from curvcert.bounds.curvature.blocks import block_curvature
 from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import growth
@@ -63,17 +68,18 @@ CANDIDATES = (
     "gradient entries, lipsdp",
     "gradient entries, multipliers",
     "gradient behind the block",
+    "last block",
 )
 """The bounds on a term, of which the least counts."""
 
 
 def unrolled_bound(problem: Problem) -> Bound:
-    """Bound the curvature of scalar outputs by a sum over layers."""
+    """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
     per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
-    if problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
+    if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
         # In l2 the norm of a second derivative is the larger of its two sides.
-        sides = [_total(replace(problem, side=side)) for side in SIDES[1:]]
+        sides = [_total(problem.seen_from(side)) for side in SIDES[1:]]
         total = torch.minimum(total, torch.maximum(*sides))
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
@@ -102,21 +108,25 @@ def bends_unevenly(problem: Problem) -> bool:
 
 
 def _total(problem: Problem) -> Tensor:
-    nothing = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    return total([nothing, *(term.value for term in unrolled_terms(problem).values())]).bound
+    nothing = torch.zeros(
+        problem.network.outputs if problem.scalars else 1, dtype=torch.float64, device=problem.network.device
+    )
+    found = total([nothing, *(term.value for term in unrolled_terms(problem).values())]).bound
+    return found if problem.scalars else found[0]
 
 
 def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
-    """Return the term of every activation by its number, one value an output, and the bound that won most.
+    """Return the term of every activation by its number, one value per output, and the bound that won most.
 
     Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
     """
-    return problem.once("unrolled", lambda: _terms(problem))
+    return problem.once(f"unrolled, {problem.side}", lambda: _terms(problem))
 
 
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
-    prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
+    prefixes, metrics = growth(problem, norms), _metrics(problem)
+    gradients = problem.once("gradients", lambda: gradient_bounds(problem, norms))
     weighed = {
         unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
         for unit in problem.network.activated
@@ -192,14 +202,19 @@ def _term_of_size(block: Block, size: Tensor, L: Tensor, problem: Problem) -> di
 def _term_of_entries(
     block: Block, weights: Tensor, L: Tensor, problem: Problem, last: bool, known: Tensor
 ) -> dict[str, Tensor]:
-    """Return the term by the gradient's entries, which for the last block are those of G itself."""
-    if last:
-        form = last_block_forms(block, problem, problem.norms)
+    """Return the term by the gradient's entries, which for the last block of a scalar are those of G itself."""
+    norms, p = problem.norms, problem.p
+    if last and problem.scalars:
+        form = last_block_forms(block, problem, norms)
     else:
         # No less than what is known, whatever the rounding of the quotient.
         ceiling = inflate(known / (L * L).clamp(min=TINY), _ROOM)
-        form = problem.norms.bilinear(block.W, weights, problem.p, known=ceiling)
-    return {"gradient entries": (Upper(form) * L * L).bound}
+        form = norms.bilinear(block.W, weights, p, known=ceiling)
+    terms = {"gradient entries": (Upper(form) * L * L).bound}
+    if last and not problem.scalars and block.activation.curvature_c > 0:
+        own, _ = block_curvature(block, p, problem.q, norms)
+        terms["last block"] = (Upper(own[None]) / block.activation.curvature_c * L * L).bound
+    return terms
 
 
 def _terms_of_pre_activations(size: Tensor, weights: Tensor, Z: Tensor, problem: Problem) -> dict[str, Tensor]:
@@ -220,7 +235,7 @@ def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem
     if gradient.behind is None or problem.p != 2:
         return {}
     form = contraction_form(block, problem.norms)
-    return {} if form is None else {CANDIDATES[-1]: (Upper(gradient.behind) * form * L * L).bound}
+    return {} if form is None else {"gradient behind the block": (Upper(gradient.behind) * form * L * L).bound}
 
 
 def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Problem, known: Tensor) -> dict[str, Tensor]:

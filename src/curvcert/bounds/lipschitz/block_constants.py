@@ -14,6 +14,15 @@ from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.rounding import Upper
 
 
+def known(constant: Tensor) -> Tensor:
+    """Return a constant, inf where an activation without a largest slope left nothing to say: 0 x inf.
+
+    >>> known(torch.tensor([1.0, torch.nan]))
+    tensor([1., inf])
+    """
+    return torch.where(constant.isnan(), torch.inf, constant)
+
+
 @singledispatch
 def block_product(block: AbstractBlock, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:
     r"""Bound the Lipschitz constant of one block by the norms of its parts.

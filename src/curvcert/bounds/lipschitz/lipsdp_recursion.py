@@ -176,7 +176,7 @@ def _recursion_of_images(problem: Problem) -> ImageRecursion | None:
 
 
 def has_room(W: AbstractLinearMap, norms: NormBounds) -> bool:
-    """Tell whether W Y W' fits the memory budget, for a matrix Y: W itself, and what a factorisation takes."""
+    """Whether W Y W' fits the memory budget, for a matrix Y: W itself, and what a factorisation takes."""
     return 8 * (8 * W.out_size**2 + 2 * W.out_size * W.in_size) <= norms.memory_budget
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.batching import in_pieces
-from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.block_constants import block_product, known
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
@@ -49,7 +49,7 @@ def _bound(problem: Problem) -> Bound:
 def _composed(problem: Problem, balls: OverBalls) -> Tensor:
     """Return the constants by those of what the last unit reads; no more than those that hold everywhere."""
     last, norms = balls.facts.last, problem.norms
-    growth = block_product(last.block, problem, norms, True)
+    growth = known(block_product(last.block, problem, norms, True))
     growth = growth.expand(len(balls.radius), *growth.shape)
     if (bent := last.activated) is not None:
         growth = torch.minimum(growth, sloped_growth(bent.block, balls.slopes[bent.hidden], problem, last=True))

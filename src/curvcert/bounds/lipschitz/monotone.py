@@ -85,7 +85,7 @@ def residual_contraction_of(block: Block) -> ResidualContraction | None:
     Maps are compared by the weights that they hold, so that copies of one map count as the same.
     """
     alpha, beta = block.activation.slope
-    if not block.is_residual or alpha < 0 or beta <= 0:
+    if not block.is_residual or alpha < 0 or beta <= 0 or not block.activation.is_bounded:
         return None
     (h, outer), (g, inner) = _unscaled(block.H), _unscaled(block.G)
     diagonal = inner[-1] if inner and isinstance(inner[-1], Diagonal) else None
@@ -126,7 +126,7 @@ def _unscaled(op: AbstractLinearMap) -> tuple[float, tuple[AbstractLinearMap, ..
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Tell whether two maps, or parts of maps, are equal, weights included."""
+    """Whether two maps, or parts of maps, are equal, weights included."""
     if left is right:
         return True
     if type(left) is not type(right):

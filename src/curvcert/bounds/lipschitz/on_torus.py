@@ -116,19 +116,23 @@ class Images:
         return found
 
 
-def image_gradients(images: Images, norms: NormBounds) -> "ImageGradients | None":
-    """Return what bounds the gradients with respect to images; None where the maps behind them are not known."""
+def image_gradients(images: Images, norms: NormBounds, scalars: bool) -> "ImageGradients | None":
+    """Return what bounds the gradients with respect to images; None where the maps behind them are not known.
+
+    Those of every output as a scalar, or the 2-norm of those of all of them.
+    """
     exits = images.exits(norms)
-    return None if exits is None else ImageGradients(images, exits)
+    return None if exits is None else ImageGradients(images, exits, scalars)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ImageGradients:
-    """Bounds on gradients of scalar outputs with respect to images; `exits` are the targets of the maps behind."""
+    """Bounds on gradients of the outputs with respect to images; `exits` are the targets of the maps behind."""
 
     images: Images
     exits: tuple[tuple[int, Exit], ...]
+    scalars: bool
     _known: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def of(self, node: int, size: Callable[[int], Tensor]) -> Tensor:
@@ -155,10 +159,11 @@ class ImageGradients:
                 continue
             norm, rows = self._behind[key, start]
             if target == len(self.images.nodes) - 1:
-                terms.append(rows)
+                terms.append(rows if self.scalars else norm)
             terms += [rest_slope(activation) * norm * size(k) for k, activation in self._bent_by(target)]
-        outputs = self.images.nodes[-1].shape
-        total = torch.stack([*terms, torch.zeros(outputs, dtype=torch.float64, device=terms[0].device).flatten()])
+        outputs = (_size(self.images.nodes[-1]),) if self.scalars else ()
+        none = torch.zeros(outputs, dtype=torch.float64, device=self.exits[0][1].error.device)
+        total = torch.stack(torch.broadcast_tensors(none, *terms))
         return inflate(total.sum(dim=0), gamma(8 * len(terms) + 8))
 
     def _bent_by(self, target: int) -> list[tuple[int, Activation]]:
