@@ -90,16 +90,17 @@ def bilinear_upper_bound(
         bound = torch.minimum(bound, (Upper(length) * norms.hadamard(W)).bound)
         if W.out_size <= gram_size:
             roots = Upper(flat).root().bound
-            bound = congruent_eigenvalues(*norms.gram(W), roots, bound if known is None else bound.minimum(known))
+            ceiling = bound if known is None else bound.minimum(known)
+            bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots, ceiling))
     return bound
 
 
 def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor, known: Tensor) -> Tensor:
-    """Bound the largest eigenvalue of diag(s) B diag(s) for each s where that may be below what is known, else that."""
-    found = known.expand(len(s)).clone()
-    open_ = (_glimpsed(B, s) < found).nonzero().flatten()
+    """Bound the largest eigenvalue of diag(s) B diag(s) for each s; inf where it cannot be below what is known."""
+    found = torch.full_like(s[:, 0], torch.inf)
+    open_ = (_glimpsed(B, s) < known).nonzero().flatten()
     if len(open_):
-        found[open_] = torch.minimum(found[open_], _congruent_eigenvalues(B, error, s[open_]))
+        found[open_] = _congruent_eigenvalues(B, error, s[open_])
     return found
 
 

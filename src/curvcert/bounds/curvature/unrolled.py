@@ -150,7 +150,7 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
         candidates |= _term_of_entries(block, weights, L, problem, unit is units[-1], _least(candidates))
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
-        winner = names[int(values.detach().mean(dim=1).argmin())]
+        winner = names[int(values.argmin(dim=0).bincount().argmax())]
         term = (Upper(values.amin(dim=0)) * block.activation.curvature_c).bound
         found[unit.hidden] = LayerTerm(block.name, "term", term, winner)
     return found
