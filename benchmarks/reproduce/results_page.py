@@ -296,5 +296,6 @@ def _made(record: Record) -> str:
     """Return when, by which command and on what a record was made."""
     if "cpu" not in record.hardware:
         return f"The last row is of {record.created}; `{record.command}` makes all, each row's record names its machine"
-    seed = f"seed {record.seed}"
-    return f"Made on {record.created} by `{record.command}`, on {_machine(record.hardware)}, {seed}"
+    seconds = record.config.get("seconds")
+    took = "" if seconds is None else f", in {seconds:,.0f} s with the kept weights there"
+    return f"Made on {record.created} by `{record.command}`, on {_machine(record.hardware)}, seed {record.seed}{took}"
