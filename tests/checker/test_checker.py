@@ -21,9 +21,9 @@ from curvcert.checker.activations import activation
 from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import backward, forward, gradient_norms
 from curvcert.checker.facts import Facts
-from curvcert.checker.model import read_model
 from curvcert.checker.outward import Enclosed, largest_eigenvalue, product, spectral_norm
 from curvcert.checker.quotients import curvature_quotients, steepest_quotients
+from curvcert.checker.reading import read_model
 from curvcert.checker.shells import Pairs, centres, spent
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network import Network, trace
@@ -327,8 +327,7 @@ def test_what_it_does_not_cover_it_does_not_pass(tmp_path) -> None:
     assert set(verdict(saved(tmp_path, n=2, p=3.0)).status) == {"cannot check"}
     wide = trace(nn.Sequential(nn.Linear(2, 5000), nn.Tanh(), nn.Linear(5000, 3)).eval(), torch.zeros(1, 2))
     found = verdict(saved(tmp_path, wide, n=2, method="product"))
-    assert set(found.status) == {"cannot check"}
-    assert "5000 x 2" in found.reasons[0]
+    assert found.holds
 
 
 def test_a_constant_from_an_unknown_method_cannot_be_checked(genuine) -> None:
@@ -562,6 +561,7 @@ def test_it_imports_nothing_of_what_makes_certificates() -> None:
     allowed = ("numpy", "curvcert.checker", "curvcert.errors")
     standard = {
         "collections",
+        "contextlib",
         "dataclasses",
         "functools",
         "hashlib",

@@ -14,8 +14,8 @@ from curvcert.checker.claims import Claims, read_claims
 from curvcert.checker.evaluation import forward
 from curvcert.checker.facts import Facts
 from curvcert.checker.lipschitz import DUAL
-from curvcert.checker.model import read_model
 from curvcert.checker.outward import Array
+from curvcert.checker.reading import read_model
 from curvcert.checker.samples import Judgement, judged
 from curvcert.checker.tables import Tables
 from curvcert.checker.verdict import CANNOT, CONTRADICTED, PROVEN, Finding, Verdict
