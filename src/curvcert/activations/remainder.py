@@ -13,12 +13,13 @@ of the curvature comes from the table, never from a computed value, which rounds
 import torch
 from torch import Tensor
 
-from curvcert.activations.base import Activation, Profile
+from curvcert.activations.base import EVERYWHERE, Activation, Profile
 from curvcert.activations.interval import (
     NEARNESS,
     PERIODIC_LIMIT,
     Intervals,
     derivative_range,
+    is_defined,
     value_range,
 )
 from curvcert.rounding import UNIT_ROUNDOFF, next_down, next_up
@@ -43,8 +44,10 @@ def remainder_range(act: Activation, slope: Tensor, lower: Tensor, upper: Tensor
     ['-0.000', '0.500']
     """
     slope, lower, upper = torch.broadcast_tensors(slope, lower, upper)
-    known = lower.isfinite() & upper.isfinite() & slope.isfinite()
-    s, a, b = (torch.where(known, value, 0.0) for value in (slope, lower, upper))
+    known = lower.isfinite() & upper.isfinite() & slope.isfinite() & is_defined(act, lower, upper)
+    # Anywhere in the domain, where nothing is known.
+    place = 0.0 if act.domain == EVERYWHERE else 1.0
+    s, a, b = (torch.where(known, value, place) for value in (slope, lower, upper))
     if act.profiles is None:
         least, greatest = _declared(act, s, a, b)
     elif act.profiles[0].period is not None:
@@ -111,8 +114,10 @@ def _at(act: Activation, s: Tensor, z: Tensor) -> Intervals:
 def _near_root(act: Activation, s: Tensor, a: Tensor, b: Tensor, rising: bool) -> Tensor:
     """Return a point of [a, b], near the root of phi' - s if there is one: Newton's method, kept in a bracket."""
     sign = 1.0 if rising else -1.0
-    small = _NEAR_ROOT * max(map(abs, act.slope))
     at_a, at_b = sign * (act.derivative(a) - s), sign * (act.derivative(b) - s)
+    small: float | Tensor = _NEAR_ROOT * max(map(abs, act.slope))
+    if not act.is_tame:
+        small = _NEAR_ROOT * torch.maximum(act.derivative(a).abs(), act.derivative(b).abs())
     left, right = a, torch.where(at_a >= 0, a, b)
     left = torch.where((at_b <= 0) & (at_a < 0), b, left)
     z = (left + right) / 2

@@ -67,7 +67,7 @@ def output_bounds(
     """
     asked = asked_about(network, at, radius, p, box)
     rows, offset = functionals(network, C, c, len(asked.x))
-    return bounded_over(NetworkFacts(network, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
+    return bounded_over(NetworkFacts(network.for_bounds, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
 
 
 def bounded_over(facts: NetworkFacts, asked: "Asked", rows: Tensor, offset: Tensor, most_cost: float) -> Interval:

@@ -224,7 +224,7 @@ def certifier(
     p = validate_p(p)
     network = network if device is None else network.to(device)
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
-        question, plan, notes = _asked(network, p, wanted, chosen, is_wanted)
+        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted)
     only = None if chosen is None or wanted else chosen.way
     notes = (*question.constants.notes, *notes)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)

@@ -55,7 +55,7 @@ def wide_nodes(content: Reading, entries: list[dict[str, Any]], in_shape: tuple[
             act, deviation = activation_of(content, entry.get("activation"))
             nodes.append(Activated(source, act, deviation, nodes[source].size))
         else:
-            raise UnsupportedModule("max-pooling is not covered")
+            raise UnsupportedModule(f"a node of the kind {entry['kind']!r} in a network of large images")
         number.append(len(nodes) - 1)
     sizes = [node.size for node in nodes]
     passes = [sum(_work(term.map) for term in node.terms) if isinstance(node, Affine) else 0 for node in nodes]

@@ -17,7 +17,7 @@ from torch import Tensor
 from curvcert.activations import Activation
 from curvcert.errors import UnsupportedModule
 from curvcert.network.block import MaxPool
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, ProductNode, Term
 from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Reshape, scale
 from curvcert.operators.base import Shape
 from curvcert.operators.gather import gather_along
@@ -133,6 +133,20 @@ class Value:
         if bool((factor == first).all()):
             return self.linear(scale(first, Identity(self.shape, self.dtype, self.device)), name=name)
         return self.linear(Diagonal(factor, self.shape), name=name)
+
+    def multiplied(self, other: "Value", name: str) -> "Value":
+        """Return value * other, entry by entry; both depend on the input."""
+        if self.shape != other.shape:
+            raise UnsupportedModule(
+                f"{name}: a product of shapes {self.shape} and {other.shape} is not supported. Give both the same "
+                "shape (`expanded` repeats a value along axes of size 1)."
+            )
+        return self.builder.add(ProductNode(self.number, other.number, self.shape, name))
+
+    def expanded(self, shape: Shape, name: str = "") -> "Value":
+        """Return the value repeated along axes of size 1, or new ones in front, until it has this shape."""
+        value = self.reshaped((*(1,) * (len(shape) - len(self.shape)), *self.shape), name)
+        return value.gathered({k: [0] * n for k, n in enumerate(shape) if value.shape[k] == 1 and n > 1}, name)
 
     def negative(self) -> "Value":
         """Return -value."""

@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, fx, nn
 from curvcert import activations
 from curvcert.activations import Activation
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
-from curvcert.network import elementwise
+from curvcert.network import composed, elementwise, movement
 from curvcert.network.builder import Value
 from curvcert.network.linear_calls import LINEAR
 from curvcert.network.lowering import lower_exactly
@@ -61,6 +62,20 @@ _COMPOSED: dict[Any, Callable[[Value, str], Value]] = {
 }
 """Functions of one argument that are made of rows and affine maps."""
 
+_ROWS: dict[str, Callable[[Value, str], Value]] = {
+    "exp": elementwise.exponential,
+    "expm1": elementwise.exponential_less_one,
+    "log": elementwise.logarithm,
+    "log1p": elementwise.logarithm_of_one_more,
+    "sqrt": partial(elementwise.power, exponent=0.5),
+    "rsqrt": partial(elementwise.power, exponent=-0.5),
+    "square": partial(elementwise.power, exponent=2.0),
+    "reciprocal": partial(elementwise.power, exponent=-1.0),
+    "sinh": partial(elementwise.hyperbolic, odd=True),
+    "cosh": partial(elementwise.hyperbolic, odd=False),
+}
+_COMPOSED |= {function: rule for name, rule in _ROWS.items() for function in (name, getattr(torch, name))}
+
 _UNBOUNDED = {
     function: name
     for name in elementwise.UNBOUNDED
@@ -98,7 +113,6 @@ _GENERAL_REMEDY = (
     "Use what the page 'Networks' of the documentation lists, or put it into a module of your own with a rule "
     "(curvcert.network.lower.register)."
 )
-_SHAPE = "Write the model as blocks Hx + G phi(Wx + b) + c."
 
 
 def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -110,6 +124,8 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
         require_own_memory(model, node)
     if target in _ADD | _SUBTRACT | _MULTIPLY | _DIVIDE and not kwargs and len(args) == 2:
         return _arithmetic(path, target, args[0], args[1])
+    if target in (operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm") and not kwargs and _count(args) == 2:
+        return composed.matrix_product(args[0], args[1], path)
     if target in MOVES and args and _holds_value(args[0]) and not _holds_value((args[1:], kwargs)):
         return _by_rule(MOVES[target], node, args, kwargs)
     if target in LINEAR and _count((*args, *kwargs.values())) == 1:
@@ -126,6 +142,10 @@ def lower_call(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[st
         return value.activate(_PLAIN[target], path)
     if target in _COMPOSED and not rest and not kwargs:
         return _COMPOSED[target](value, path)
+    if target in _POWERS and len(rest) == 1 and not kwargs and type(rest[0]) in (int, float):
+        return elementwise.power(value, path=path, exponent=float(rest[0]))
+    if target in _SOFTMAXES:
+        return _by_rule(_SOFTMAXES[target], node, args, kwargs)
     if target in _CLAMPS:
         return _by_rule(_CLAMPS[target], node, args, kwargs)
     if target in _UNBOUNDED:
@@ -174,6 +194,21 @@ _CLAMPS: dict[Any, Callable[..., Value]] = {
 }
 
 
+def _softmax(path: str, value: Value, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Value:
+    return composed.softmax(value, movement.axis_of(value, dim, path), path)
+
+
+def _log_softmax(path: str, value: Value, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Value:
+    return composed.log_softmax(value, movement.axis_of(value, dim, path), path)
+
+
+_SOFTMAXES: dict[Any, Callable[..., Value]] = {
+    **dict.fromkeys((F.softmax, torch.softmax, "softmax"), _softmax),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, "log_softmax"), _log_softmax),
+}
+_POWERS = (operator.pow, torch.pow, "pow")
+
+
 def _by_rule(rule: Callable[..., Any], node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Lower a call that has a rule with torch's own parameters."""
     try:
@@ -208,7 +243,20 @@ def _owner(node: fx.Node) -> str:
     return f" (in a {stack[-1][1].__name__})" if stack else ""
 
 
-_KNOWN = {*MOVES, *LINEAR, *_FUNCTIONAL, *_COMPOSED, *_PLAIN, *_UNBOUNDED, *_CLAMPS, *_NEGATE, *_OF_SHAPES, *_PURE}
+_KNOWN = {
+    *MOVES,
+    *LINEAR,
+    *_FUNCTIONAL,
+    *_COMPOSED,
+    *_PLAIN,
+    *_UNBOUNDED,
+    *_CLAMPS,
+    *_SOFTMAXES,
+    *_POWERS,
+    *_NEGATE,
+    *_OF_SHAPES,
+    *_PURE,
+}
 _KNOWN |= {*_ADD, *_SUBTRACT, *_MULTIPLY, *_DIVIDE, F.dropout, F.dropout2d, "size", getattr}
 
 
@@ -268,8 +316,9 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
             return left.plus(right, path)
         if target in _SUBTRACT:
             return left.plus(right.negative(), path)
-        verb = "product" if target in _MULTIPLY else "quotient"
-        raise UnsupportedModule(f"{path}: a {verb} of two values that depend on the input is not supported. {_SHAPE}")
+        if target in _MULTIPLY:
+            return _product(path, left, right)
+        return _product(path, left, elementwise.power(right, path=path, exponent=-1.0))
     value, constant = (left, right) if isinstance(left, Value) else (right, left)
     number = _as_constant(constant, value, path)
     if target in _ADD:
@@ -279,10 +328,19 @@ def _arithmetic(path: str, target: Any, left: Any, right: Any) -> Value:
     if target in _MULTIPLY:
         return value.times(number)
     if value is right:
-        raise UnsupportedModule(f"{path}: a division by a value that depends on the input is not supported. {_SHAPE}")
+        return elementwise.power(value, path=path, exponent=-1.0).times(number)
     if not bool(torch.isfinite(1.0 / number).all()):
         raise InvalidInput(f"{path}: a division by zero, or by a number too small for float64.")
     return value.times(1.0 / number)
+
+
+def _product(path: str, left: Value, right: Value) -> Value:
+    """Return the product of two values, each repeated along axes of size 1 as torch does."""
+    try:
+        shape = torch.broadcast_shapes((1, *left.shape), (1, *right.shape))[1:]
+    except RuntimeError as error:
+        raise UnsupportedModule(f"{path}: {error}.") from None
+    return left.expanded(tuple(shape), path).multiplied(right.expanded(tuple(shape), path), path)
 
 
 def _as_constant(constant: Any, value: Value, path: str) -> Tensor:

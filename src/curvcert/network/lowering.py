@@ -2,14 +2,23 @@
 
 from functools import singledispatch
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
-from curvcert.network import elementwise, windows
+from curvcert.network import composed, elementwise, windows
 from curvcert.network.builder import Value
-from curvcert.network.movement import blocks_to_space, flatten, mix_groups, pad_last, space_to_blocks, unflatten
+from curvcert.network.movement import (
+    axis_of,
+    blocks_to_space,
+    flatten,
+    mix_groups,
+    pad_last,
+    space_to_blocks,
+    unflatten,
+)
 from curvcert.network.remedies import remedy
 from curvcert.network.windows import linear
 
@@ -185,6 +194,50 @@ def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value
     return windows.batch_normalised(
         value, module.running_mean, module.running_var, module.weight, module.bias, module.eps, path
     )
+
+
+@lower.register
+def _(module: nn.LayerNorm, value: Value, path: str) -> Value:
+    return composed.layer_norm(value, len(module.normalized_shape), module.weight, module.bias, module.eps, path)
+
+
+@lower.register
+def _(module: nn.RMSNorm, value: Value, path: str) -> Value:
+    # Without a number of its own torch takes that of the dtype which is computed in: float64 in the network.
+    eps = torch.finfo(torch.float64).eps if module.eps is None else module.eps
+    return composed.layer_norm(value, len(module.normalized_shape), module.weight, None, eps, path, centred=False)
+
+
+@lower.register
+def _(module: nn.GroupNorm, value: Value, path: str) -> Value:
+    return composed.group_norm(value, module.num_groups, module.weight, module.bias, module.eps, path)
+
+
+@lower.register(nn.InstanceNorm1d)
+@lower.register(nn.InstanceNorm2d)
+def _(module: nn.InstanceNorm1d | nn.InstanceNorm2d, value: Value, path: str) -> Value:
+    weight, bias = module.weight, module.bias
+    if module.running_mean is not None and module.running_var is not None:
+        return windows.batch_normalised(value, module.running_mean, module.running_var, weight, bias, module.eps, path)
+    return composed.group_norm(value, value.shape[0], weight, bias, module.eps, path)
+
+
+@lower.register(nn.Softmax)
+@lower.register(nn.LogSoftmax)
+def _(module: nn.Softmax | nn.LogSoftmax, value: Value, path: str) -> Value:
+    axis = axis_of(value, module.dim, path)  # type: ignore[arg-type]
+    rule = composed.softmax if isinstance(module, nn.Softmax) else composed.log_softmax
+    return rule(value, axis, path)
+
+
+@lower.register
+def _(module: nn.GLU, value: Value, path: str) -> Value:
+    axis = axis_of(value, module.dim, path)
+    half = value.shape[axis] // 2
+    if 2 * half != value.shape[axis]:
+        raise InvalidInput(f"{path}: GLU halves {value.shape[axis]} entries along axis {axis}.")
+    gate = value.cut(axis, half, half, name=path).activate(activations.SIGMOID, path)
+    return value.cut(axis, 0, half, name=path).multiplied(gate, path)
 
 
 @lower.register

@@ -118,6 +118,9 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
         return _attribute(model, str(node.target))
     args = [_resolve(arg, values) for arg in node.args]
     kwargs = {key: _resolve(arg, values) for key, arg in node.kwargs.items()}
+    whole = recognised(model, node, values) if operation_of(model, node) in _ENDS else None
+    if whole is not None:
+        return whole
     try:
         _require_expression((*args, *kwargs.values()))
         return _applied(model, node, args, kwargs)
@@ -128,6 +131,9 @@ def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> 
             raise placed from error.__cause__
         return recognised(model, node, values) or Refused(placed)
 
+
+_ENDS = ("Mul", "Div", "Reciprocal", "Exp")
+"""Operations that have a meaning of their own, and another one at the end of an activation's formula."""
 
 _Error = TypeVar("_Error", bound=UnsupportedModule | InvalidInput)
 

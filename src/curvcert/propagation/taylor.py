@@ -142,7 +142,7 @@ class TaylorModels:
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
             total = reduce(torch.add, parts, parabolas + fixed)
-            best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))
+            best = torch.fmin(best, inflate(total, gamma(len(parts) + 4)))
         return torch.where((radius > self._most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
 
     def form(self, value: int) -> Form:
@@ -242,12 +242,13 @@ class _Pass:
         form, t = self._models.form(value), self._t[:, None]
         linear = inflate(form.seen.steepest * t, 0.0)
         above, below = self._rest(form)
-        fall = torch.minimum(moved.fall.flatten(1), inflate(linear + below, 0.0))
-        rise = torch.minimum(moved.rise.flatten(1), inflate(linear + above, 0.0))
-        high, low = (torch.minimum(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        # What is not a number, where ranges are infinite, says nothing.
+        fall = torch.fmin(moved.fall.flatten(1), inflate(linear + below, 0.0))
+        rise = torch.fmin(moved.rise.flatten(1), inflate(linear + above, 0.0))
+        high, low = (torch.fmin(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
         for k, node in enumerate(self._models.facts.network.nodes):
             if isinstance(node, ElementwiseNode) and node.source == value:
-                self._bent(k, node, form, Spread(linear, -low, high), torch.maximum(fall, rise))
+                self._bent(k, node, form, Spread(linear, -low, high, fall, rise), torch.maximum(fall, rise))
         return cut(fall.reshape(moved.fall.shape), rise.reshape(moved.rise.shape), moved.length, self._models.facts.p)
 
     def _rest(self, form: Form) -> tuple[Tensor, Tensor]:

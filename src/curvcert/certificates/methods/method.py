@@ -160,7 +160,8 @@ class AbstractCertificateMethod(ABC):
 
     `name` is what it is asked for by, `way` what its radii are listed as, `in_auto` whether it is part of "auto", and
     `at_home_everywhere` whether no other norm serves it better than the one that is asked for, `checkable` whether the
-    independent checker has an engine for it.
+    independent checker has an engine for it, `dear` whether it does more for each sample than to look up constants or
+    to compute anchored ones.
     """
 
     name: str
@@ -168,6 +169,11 @@ class AbstractCertificateMethod(ABC):
     in_auto: bool = True
     at_home_everywhere: bool = False
     checkable: bool = True
+    dear: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Say what the method needs and the pairs of classes of a network do not have, or None."""
+        return None
 
     @property
     @abstractmethod
@@ -181,6 +187,11 @@ class AbstractCertificateMethod(ABC):
         Raises:
             UnsupportedModule, UnsupportedActivation, InvalidInput: where it does not apply, with the reason.
         """
+
+
+def reason_without_curvature(problem: Problem) -> str | None:
+    """Say that a method needs a curvature, or None for networks that have one."""
+    return None if problem.network.is_smooth else "needs activations with a curvature"
 
 
 Wanted = Callable[[AbstractCertificateMethod], bool]

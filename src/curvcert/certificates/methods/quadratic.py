@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from curvcert.activations.base import no_curvature
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.linear import require_small, shared_facts
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network import Network
@@ -51,6 +58,10 @@ class QuadraticRadius(AbstractCertificateMethod):
     in_auto: bool = True
     checkable: bool = False
     at_home_everywhere: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks."""
+        return reason_without_curvature(problem)
 
     @property
     def tables(self) -> Tables:
