@@ -13,10 +13,10 @@ from torch import nn
 
 import curvcert
 from curvcert import checker, curvature
-from curvcert.activations import ACTIVATIONS
+from curvcert.activations import ACTIVATIONS, declare_activation, register_activation
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.problem import make_problem
-from curvcert.checker import evaluate_network
+from curvcert.checker import Declared, evaluate_network
 from curvcert.checker.activations import activation
 from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import backward, forward, gradient_norms
@@ -631,3 +631,38 @@ def test_what_bends_the_other_way_contradicts_no_constant(tmp_path) -> None:
         network = save_network(net, tmp_path / "n")
         found = checker.check_certificate(tmp_path / "c.safetensors", network, x.numpy(), labels.numpy())
         assert set(found.status) == {"proven"}, found.reasons[0]
+
+
+class Wave(nn.Module):
+    """An activation that curvcert does not know."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(x)
+
+
+class Sine(nn.Module):
+    """An activation that it knows by another name."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_a_declared_activation_is_believed_and_said_to_be(tmp_path, p: float) -> None:
+    declared = declare_activation("wave", torch.cos, lambda z: -torch.sin(z), (-1.0, 1.0))
+    register_activation(Wave, declared)
+    files = saved(tmp_path, shallow(Wave), n=3, p=p, method="lipschitz")
+    found = verdict(files)
+    assert set(found.status) == {"cannot check"} and "the formula of the declared" in found.reasons[0]
+    found = verdict(files, declared={"wave": Declared(np.cos, (-1.0, 1.0))})
+    assert found.holds, str(found)
+    assert any("activation 'wave': slope in [-1, 1]" in line and "stated" in line for line in found.given)
+    assert not verdict(files, declared={"wave": Declared(np.cos, (-2.0, 2.0))}).holds
+    assert verdict(files, declared={"wave": Declared(np.sin, (-1.0, 1.0))}).refused
+
+
+def test_a_module_that_is_said_to_compute_a_known_activation_is_checked_by_that(tmp_path) -> None:
+    register_activation(Sine, ACTIVATIONS["sin"])
+    found = verdict(saved(tmp_path, shallow(Sine), n=3))
+    assert found.holds, str(found)
+    assert any("computes activation 'sin' as registered" in line for line in found.given)

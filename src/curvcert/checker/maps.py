@@ -1,12 +1,15 @@
 """Linear maps as the checker reads them: every description becomes its matrix, with a bound on each entry's error."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from curvcert.checker.activations import Declared
 from curvcert.checker.files import Content
 from curvcert.checker.limits import MOST_ENTRIES, require_entries
 from curvcert.checker.outward import Array, Enclosed, Factor, plus, product, scaled, up
@@ -21,8 +24,14 @@ _MOST_TAPS = 2**16
 class Reading:
     """A network file while it is read, and how much it may still ask for."""
 
-    def __init__(self, content: Content, most: int = MOST_ENTRIES) -> None:
-        """Begin with a file's content; so many entries may be made beside twice those that it holds."""
+    def __init__(
+        self, content: Content, most: int = MOST_ENTRIES, declared: Mapping[str, Declared] = MappingProxyType({})
+    ) -> None:
+        """Begin with a file's content; so many entries may be made beside twice those that it holds.
+
+        `declared` has the formulas of a user's own activations, by their names.
+        """
+        self.declared = declared
         self._content = content
         self._maps = MOST_MAPS
         self._entries = 0

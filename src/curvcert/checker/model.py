@@ -6,6 +6,7 @@ applied to one.  Values are flat vectors.
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,12 +61,16 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """An activation of an earlier value; `deviation` is what the module may be off by."""
+    """An activation of an earlier value.
+
+    `deviation` is what the module may be off by, `assumes` what a user stated about it, and nobody proves.
+    """
 
     source: int
     act: Activation
     deviation: float
     size: int
+    assumes: tuple[str, ...] = ()
 
 
 Node = Input | Affine | Activated
@@ -99,6 +104,11 @@ class Model:
         """The number of outputs."""
         return self.nodes[-1].size
 
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What users stated about activations, each once."""
+        return tuple(dict.fromkeys(line for node in self.activated.values() for line in node.assumes))
+
     @cached_property
     def activated(self) -> dict[int, Activated]:
         """The activations, by their numbers."""
@@ -129,17 +139,30 @@ def offset_of(content: Reading, entry: dict[str, Any]) -> tuple[Array, Array]:
     return offset, error
 
 
-def activation_of(content: Reading, entry: Any) -> tuple[Activation, float]:
-    """Return an activation of the table, and what the module may be off by."""
-    if not isinstance(entry, dict) or set(entry) != {"name", "deviation", "declared"}:
+_REGISTERED = re.compile(r"module [^\n]{1,200}: computes activation '(.{1,100})' as registered, sampled only")
+
+
+def activated(content: Reading, entry: dict[str, Any], source: int, size: int) -> Activated:
+    """Return the node of an activation: a row of the table, or what a user declared and `content` has a formula for."""
+    described = entry.get("activation")
+    if not isinstance(described, dict) or set(described) != {"name", "deviation", "declared"}:
         content.refuse("an activation without a name")
-    name, deviation = entry["name"], entry["deviation"]
+    name, deviation, stated = described["name"], described["deviation"], described["declared"]
     if not isinstance(name, str) or not isinstance(deviation, int | float) or not 0 <= deviation < 1:
         content.refuse("an activation with an improper name or deviation")
-    act = None if entry["declared"] else activation(name)
+    if not isinstance(stated, list) or not all(isinstance(line, str) for line in stated):
+        content.refuse("an activation whose declarations are no list of strings")
+    # That a module of the user's computes a row of the table is a statement; the row's formula is the checker's own.
+    registered = all((found := _REGISTERED.fullmatch(line)) is not None and found[1] == name for line in stated)
+    given = content.declared.get(name)
+    act = activation(name) if registered else None if given is None else given.activation(name)
+    if act is None and not registered:
+        raise UnsupportedModule(
+            f"the formula of the declared activation {name[:40]!r} is not in the file: give it, or the model itself"
+        )
     if act is None:
         raise UnsupportedModule(f"the activation {name[:40]!r} is not in the checker's table")
-    return act, float(deviation)
+    return Activated(source, act, float(deviation), size, tuple(stated))
 
 
 def pair_rows(classes: int, label: int | None) -> Array:

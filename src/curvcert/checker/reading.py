@@ -3,21 +3,23 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from curvcert.checker.activations import Declared
 from curvcert.checker.files import Content, read
 from curvcert.checker.limits import TooLarge, require_room
 from curvcert.checker.maps import MOST_MAPS, Reading, linear_map, shape_of, stored
 from curvcert.checker.model import (
-    Activated,
     Affine,
     Input,
     Model,
     Node,
     Term,
-    activation_of,
+    activated,
     network_digest,
     offset_of,
 )
@@ -31,8 +33,8 @@ _LONGEST = 2**16
 """Nodes that the checker covers, and nodes that a file may describe."""
 
 
-def read_model(path: Path | str) -> Model:
-    """Read a network file.
+def read_model(path: Path | str, declared: Mapping[str, Declared] = MappingProxyType({})) -> Model:
+    """Read a network file; `declared` has the formulas of activations of the user's own, by their names.
 
     Raises:
         InvalidFile: if the file is cut short, altered, or does not describe a network.
@@ -52,8 +54,12 @@ def read_model(path: Path | str) -> Model:
     if json.dumps(entries).count('"map"') > 2 * MOST_MAPS:
         raise UnsupportedModule(f"more than {MOST_MAPS} linear maps")
     with suppress(TooLarge):
-        return Model(digest, in_shape, _explicit_nodes(Reading(content), entries, math.prod(in_shape)))
-    return Model(digest, in_shape, wide_nodes(Reading(content, MOST_IN_KERNELS), entries, in_shape), wide=True)
+        return Model(
+            digest, in_shape, _explicit_nodes(Reading(content, declared=declared), entries, math.prod(in_shape))
+        )
+    return Model(
+        digest, in_shape, wide_nodes(Reading(content, MOST_IN_KERNELS, declared), entries, in_shape), wide=True
+    )
 
 
 def _explicit_nodes(content: Reading, entries: list[Any], inputs: int) -> tuple[Node, ...]:
@@ -121,8 +127,7 @@ def _require_room(content: Reading, entries: list[Any], inputs: int) -> None:
 def _node(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Node:
     if entry["kind"] == "affine":
         return _affine(content, entry, nodes)
-    act, deviation = activation_of(content, entry.get("activation"))
-    return Activated(entry["source"], act, deviation, nodes[entry["source"]].size)
+    return activated(content, entry, entry["source"], nodes[entry["source"]].size)
 
 
 def _affine(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Affine:

@@ -12,7 +12,7 @@ import numpy as np
 
 from curvcert.checker.limits import require_passes
 from curvcert.checker.maps import Reading, convolution_of, explicit_map, pair_of, shape_of, stored
-from curvcert.checker.model import Activated, Affine, Input, Map, Node, Term, activation_of, offset_of
+from curvcert.checker.model import Activated, Affine, Input, Map, Node, Term, activated, offset_of
 from curvcert.checker.outward import TINY, Array, Enclosed, U, up
 from curvcert.checker.windows import Stencil, Window
 from curvcert.errors import UnsupportedModule
@@ -52,8 +52,7 @@ def wide_nodes(content: Reading, entries: list[dict[str, Any]], in_shape: tuple[
             _add_affine(content, entry, nodes, number)
         elif entry["kind"] == "elementwise":
             source = number[entry["source"]]
-            act, deviation = activation_of(content, entry.get("activation"))
-            nodes.append(Activated(source, act, deviation, nodes[source].size))
+            nodes.append(activated(content, entry, source, nodes[source].size))
         else:
             raise UnsupportedModule(f"a node of the kind {entry['kind']!r} in a network of large images")
         number.append(len(nodes) - 1)
