@@ -21,6 +21,12 @@ LINES = "tests/certificates/test_line.py"
 CHECKER = "tests/checker/test_checker.py"
 HOSTILE = "tests/certificates/test_hostile_files.py"
 CHECKER_LINES = "tests/checker/test_lines.py"
+CHECKER_RELAXATION = "tests/checker/test_relaxation.py"
+OUTPUTS = "tests/bounds/test_outputs.py"
+COORDINATES = "tests/propagation/test_coordinates.py"
+RELAXED = "tests/propagation/test_linear_relaxation.py"
+REMAINDERS = "tests/propagation/test_remainders.py"
+TAYLOR = "tests/propagation/test_taylor.py"
 
 
 @dataclass(frozen=True)
@@ -164,8 +170,8 @@ OPERATORS = (
     Fault(
         "row-norms-not-squared",
         "operators/weighted.py",
-        "by_rows = inflate((flat * rows * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
-        "by_rows = inflate((flat * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
+        "by_rows = (Upper(flat) * rows * rows).sum(1)",
+        "by_rows = (Upper(flat) * rows).sum(1)",
         (FORMS,),
         "bilinear",
         "A bilinear form with long rows is bounded too low.",
@@ -173,8 +179,8 @@ OPERATORS = (
     Fault(
         "weights-in-place-of-their-roots",
         "operators/weighted.py",
-        "roots = inflate(flat.sqrt(), 4 * UNIT_ROUNDOFF)",
-        "roots = inflate(flat, 4 * UNIT_ROUNDOFF)",
+        "roots = Upper(flat).root().bound",
+        "roots = flat",
         (FORMS,),
         "bilinear",
         "A bilinear form with weights below 1 is bounded too low.",
@@ -726,6 +732,90 @@ CERTIFICATES = (
     ),
 )
 
+RELAXATIONS = (
+    Fault(
+        "a-remainder-a-tenth-short",
+        "propagation/relaxation.py",
+        "far = sign * (end - at) + error",
+        "far = 0.9 * sign * (end - at) + error",
+        (OUTPUTS,),
+        "one_neuron_of_every_kind",
+        "An activation leaves its lines further than they cost.",
+    ),
+    Fault(
+        "a-range-a-tenth-narrower",
+        "propagation/linear_relaxation.py",
+        "fall = torch.minimum(moved.fall, change.fall.reshape(moved.fall.shape))",
+        "fall = torch.minimum(moved.fall, 0.9 * change.fall.reshape(moved.fall.shape))",
+        (RELAXED,),
+        "no_narrower",
+        "Neurons fall further than the ranges that lines are drawn over.",
+    ),
+    Fault(
+        "the-rounding-of-covectors-dropped",
+        "propagation/linear_relaxation.py",
+        "total = total + gamma(self.facts.uses[source]) * size",
+        "total = total + 0.0 * size",
+        (RELAXED,),
+        "rounding_of_covectors",
+        "Covectors are taken for what their readers send back, without what rounding leaves between them.",
+    ),
+    Fault(
+        "a-chord-of-the-tables-dropped",
+        "propagation/remainders.py",
+        "value = torch.lerp(flat.take(place), flat.take(place + 1), share)",
+        "value = flat.take(place + 1)",
+        (REMAINDERS,),
+        "between_knots",
+        "What a sum of remainders may hold is read at the next knot, where it is less.",
+    ),
+    Fault(
+        "a-grid-without-what-is-between",
+        "propagation/remainders.py",
+        "columns.append(inflate(peak.clamp(min=0.0), 4 * UNIT_ROUNDOFF) + found.across + bow)",
+        "columns.append(inflate(peak.clamp(min=0.0), 4 * UNIT_ROUNDOFF))",
+        (REMAINDERS,),
+        "tables_hold",
+        "Remainders exceed the tables between two nodes of the grid.",
+    ),
+    Fault(
+        "peaks-of-parabolas-5-percent-short",
+        "propagation/coordinates.py",
+        "return inflate(eigenvalues.reshape(M.error.shape) * self.size.square(), gamma(4)) / 2",
+        "return 0.95 * inflate(eigenvalues.reshape(M.error.shape) * self.size.square(), gamma(4)) / 2",
+        (COORDINATES,),
+        "peaks_are_eigenvalues",
+        "A quadratic part rises higher over the ball than is claimed.",
+    ),
+    Fault(
+        "the-remainders-of-a-margin-dropped",
+        "propagation/taylor.py",
+        "total = reduce(torch.add, parts, parabolas + fixed)",
+        "total = parabolas + fixed",
+        (TAYLOR,),
+        "no_ascent",
+        "A margin is taken for its parabola.",
+    ),
+    Fault(
+        "lines-of-the-checker-that-cost-a-tenth-less",
+        "checker/relaxation.py",
+        "return _Lines(above, below, up(rises), up(falls))",
+        "return _Lines(above, below, 0.9 * rises, 0.9 * falls)",
+        (CHECKER_RELAXATION,),
+        "no_point or one_neuron",
+        "The checker proves radii by lines that an activation leaves further than they cost.",
+    ),
+    Fault(
+        "tangents-of-the-checker-that-are-flat",
+        "checker/relaxation.py",
+        "beside = np.maximum((tilt + doubt) * (b - z), (tilt - doubt) * (a - z))",
+        "beside = -np.abs(np.maximum((tilt + doubt) * (b - z), (tilt - doubt) * (a - z))) - 1e-3",
+        (CHECKER_RELAXATION,),
+        "remainders_enclose",
+        "The checker's remainders are those of fewer points than there are.",
+    ),
+)
+
 CHECKS = (
     Fault(
         "a-checker-that-compares-radii-with-themselves",
@@ -1185,6 +1275,7 @@ GROUPS: dict[str, tuple[Fault, ...]] = {
     "curvature bounds": CURVATURE_BOUNDS,
     "activations": ACTIVATIONS,
     "shell and line certificates": SHELL_AND_LINE,
+    "linear relaxation and Taylor models": RELAXATIONS,
     "other certificates, and their files": CERTIFICATES,
     "the checker": CHECKS,
     "the rounding of evaluations": EVALUATION,

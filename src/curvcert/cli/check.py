@@ -92,7 +92,7 @@ def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> t
     It is the file that was given, which has no formulas, or one made from the model.
     """
     if not is_network_file(choice.name):
-        network = load_network(choice, shape)
+        network = load_network(choice, shape).classified
         acts = [node.activation for node in network.nodes if isinstance(node, ElementwiseNode)]
         declared = {act.name: Declared(partial(_values, act), act.slope) for act in acts if act.profiles is None}
         return save_network(network, Path(folder) / "network.safetensors"), declared
