@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import curvcert
-from curvcert import checker, curvature
+from curvcert import checker
 from curvcert.activations import ACTIVATIONS, declare_activation, register_activation
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
 from curvcert.bounds.lipschitz.problem import make_problem
@@ -32,7 +32,7 @@ from curvcert.operators import NormBounds
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
 from tests.certificates.cases import blobs, planar
 from tests.certificates.saved import BOX, Files, forged, saved, shallow
-from tests.checker.checking import certified_lipschitz, refused, verdict
+from tests.checker.checking import certified_curvature, certified_lipschitz, refused, verdict
 
 
 class Skipping(nn.Module):
@@ -399,7 +399,7 @@ def facts(tmp_path_factory) -> Facts:
 
 def test_constants_agree_with_those_of_curvcert(facts) -> None:
     i, j = np.triu_indices(3, 1)
-    L, K = certified_lipschitz(planar())[i, j], curvature(planar(), pair="all").value.numpy()
+    L, K = certified_lipschitz(planar())[i, j], certified_curvature(planar())
     assert np.abs(facts.L(2.0)[i, j] / L - 1).max() < 1e-9
     assert np.abs(facts.K[i, j] / K - 1).max() < 1e-9
 
@@ -425,7 +425,7 @@ def test_anchored_constants_are_above_what_is_sampled(facts) -> None:
     backed = backward(facts.model, passed, np.eye(3) - np.eye(3)[1])
     anchored = anchored_curvatures(facts, passed, backed, views_of(facts, passed), 1)
     assert sampled <= anchored[0]
-    bound = curvature(network, method="anchored", at=x[:1], pair="all").value[0, 0]
+    bound = certified_curvature(network, "anchored", x[:1])[0, 0]
     assert anchored[0] == pytest.approx(float(bound), rel=1e-5)
 
 
@@ -602,7 +602,7 @@ def test_constants_of_a_deeper_network_agree_too(tmp_path) -> None:
         np.abs(np.array([facts.growth.before(k) for k in range(3)]) / [float(L) for L in prefixes[:3]] - 1).max() < 1e-9
     )
     assert np.abs(facts.L(2.0)[i, j] / certified_lipschitz(network)[i, j] - 1).max() < 1e-9
-    assert np.abs(facts.K[i, j] / curvature(network, pair="all").value.numpy() - 1).max() < 1e-9
+    assert np.abs(facts.K[i, j] / certified_curvature(network) - 1).max() < 1e-9
 
 
 def test_an_eigenvalue_counts_the_error_of_its_matrix() -> None:
