@@ -145,13 +145,23 @@ class _Guessed:
         scale = power_of_two(matrices.abs().amax(dim=(-2, -1)))
         known = (matrices.sum(dim=(-2, -1)) + error).isfinite()
         scaled = torch.where(known[:, None, None], matrices / scale[:, None, None], 0.0)
-        return _Guessed(scaled, torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled), scale, known, error)
+        return _Guessed(scaled, _eigenvalue_guesses(scaled), scale, known, error)
 
     def top(self) -> Tensor:
         """Return proven bounds on the largest eigenvalues; inf where the numbers overflow."""
         margin = _SINGLE_STEP * self.guesses.abs().amax(dim=1).clamp(min=2.0**-20)
         bound = _verified_each(self.scaled, self.guesses[:, -1], margin)
         return torch.where(self.known, inflate(bound * self.scale + self.error, 0.0), torch.inf)
+
+
+def _eigenvalue_guesses(scaled: Tensor) -> Tensor:
+    """Guess the eigenvalues of each matrix, in single precision; the norms where LAPACK finds none in one of them."""
+    try:
+        found: Tensor = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+        return found
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        norms = torch.linalg.matrix_norm(scaled)
+        return torch.stack([-norms, norms], dim=1)
 
 
 def _verified_each(scaled: Tensor, guess: Tensor, margin: Tensor) -> Tensor:

@@ -58,11 +58,12 @@ class Relaxed:
         evaluation: Evaluation,
         region: AbstractRegion,
         most_rows: int = MOST_ROWS,
-        narrowed: Callable[[int, Moved], Moved] = lambda value, moved: moved,
+        narrowed: "Callable[[Relaxed, int, Moved], Moved]" = lambda relaxed, value, moved: moved,
     ) -> None:
         """Find the range of every pre-activation, and lines for it, from the input on.
 
-        `narrowed` is given every range that lines are about to be drawn over, and returns what else is known of it.
+        `narrowed` is given every range that lines are about to be drawn over, beside what is relaxed so far, and
+        returns what else is known of it.
         """
         self.facts, self.region = facts, region
         self._relaxations: dict[AbstractNode, AbstractRelaxation] = {}
@@ -113,7 +114,7 @@ class Relaxed:
     def moved(self, value: int) -> Moved:
         """Return how far a pre-activation moves."""
         if value not in self._ranges:
-            self._ranges[value] = self._narrowed(value, self._by_rows(value))
+            self._ranges[value] = self._narrowed(self, value, self._by_rows(value))
         return self._ranges[value]
 
     def _reach(self, value: int) -> tuple[Reach, Moved]:
