@@ -99,7 +99,7 @@ def demo_scopes(x: torch.Tensor, p: float) -> dict[str, dict[str, Any]]:
 
 
 def applies(method: AbstractLipschitzMethod, network: Network, p: float, arguments: dict[str, Any]) -> bool:
-    """Tell whether a method applies to a scope of the demo."""
+    """Whether a method applies to a scope of the demo."""
     problem = make_problem(network, p, None, arguments.get("at"), arguments.get("radius"), DEMO_PAIR, None)
     return method.reason_to_skip(problem) is None
 

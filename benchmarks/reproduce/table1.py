@@ -184,7 +184,7 @@ def merged(options: Options) -> Record:
 
 
 def _is_made(path: Path, recipe: Recipe, options: Options) -> bool:
-    """Tell whether a row is there; one of another recipe or other samples is refused, not overwritten.
+    """Whether a row is there; one of another recipe or other samples is refused, not overwritten.
 
     Where no epochs are asked for, whatever number a row was made with is right.
     """

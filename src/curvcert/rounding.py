@@ -88,7 +88,7 @@ class Upper:
     | the largest, the least | the most of them |
 
     Tensors and numbers beside an `Upper` are proven bounds, or exact: without a rounding.  Nothing is subtracted.
-    The count is relative: what a product may lose to underflow is refused before (`bounds/lipschitz/sizes.py`), or
+    The count is relative: what a product may lose to underflow is refused before (`bounds/lipschitz/underflow.py`), or
     added by whoever meets it.
 
     >>> three, four = (torch.tensor(x, dtype=torch.float64) for x in (3.0, 4.0))
@@ -233,7 +233,7 @@ def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:
 
 
 def _may_look(x: Tensor) -> bool:
-    """Tell whether the numbers may decide what is computed: not in a gradient, nor where it costs more to wait."""
+    """Whether the numbers may decide what is computed: not in a gradient, nor where it costs more to wait."""
     waits = x.device.type == "cuda" and x.numel() >= _LARGE
     return x.dtype == torch.float64 and not torch.is_grad_enabled() and (waits or x.device.type == "cpu")
 

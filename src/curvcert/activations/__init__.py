@@ -13,7 +13,7 @@ from curvcert.activations.base import Activation, Profile, Turn, from_profiles
 from curvcert.activations.declaration import declare_activation
 from curvcert.activations.interval import derivative_range, is_defined, second_derivative_range, value_range
 from curvcert.activations.registry import from_module, register_activation
-from curvcert.activations.remainder import remainder_range
+from curvcert.activations.remainder import remainder_ends, remainder_range
 from curvcert.activations.table import (
     ACTIVATIONS,
     ARCTAN,
@@ -85,6 +85,7 @@ __all__ = [
     "leaky_relu",
     "power",
     "register_activation",
+    "remainder_ends",
     "remainder_range",
     "second_derivative_range",
     "selu",

@@ -46,6 +46,7 @@ class Graph:
     limits: tuple[float, float]
     unit: float = 1.0
     known: float = math.inf
+    precision: float = ERROR
 
     @property
     def range(self) -> tuple[float, float]:
@@ -56,7 +57,7 @@ class Graph:
 
     def error(self, value: Array) -> Array:
         """Bound the error of computed values."""
-        return ERROR * (np.abs(value) + self.unit)
+        return self.precision * (np.abs(value) + self.unit)
 
     def over(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Enclose the values over intervals."""
@@ -75,7 +76,10 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """phi with its first two derivatives; `third` bounds |phi'''| between jumps, `jumps` are those of phi''."""
+    """phi with its first two derivatives; `third` bounds |phi'''| between jumps, `jumps` are those of phi''.
+
+    `bends` are where a piecewise linear phi bends; None for any other.
+    """
 
     name: str
     value: Graph
@@ -83,6 +87,7 @@ class Activation:
     second: Graph
     third: float
     jumps: tuple[float, ...] = ()
+    bends: tuple[float, ...] | None = None
 
     @property
     def slope(self) -> tuple[float, float]:
@@ -410,8 +415,10 @@ def _mish() -> Activation:
     return _smooth("mish", lambda z: z * parts(z)[0], first, second, slopes, bends, limits=(0.0, 1.0))
 
 
-def _kinked(name: str, value: Elementwise, slopes: tuple[float, float]) -> Activation:
-    """Build an activation with kinks: slopes in a range, and no second derivative."""
+def _kinked(
+    name: str, value: Elementwise, slopes: tuple[float, float], bends: tuple[float, ...] | None = None
+) -> Activation:
+    """Build an activation with kinks: slopes in a range, and no second derivative; linear between its bends."""
     low, high = min(slopes), max(slopes)
     return Activation(
         name,
@@ -419,6 +426,7 @@ def _kinked(name: str, value: Elementwise, slopes: tuple[float, float]) -> Activ
         Graph(lambda z: np.full_like(z, 0.5 * (low + high)), (), (low, high), high - low + 1.0),
         Graph(lambda z: np.full_like(z, np.nan), (), (-math.inf, math.inf)),
         math.inf,
+        bends=bends,
     )
 
 
@@ -436,11 +444,32 @@ _PLAIN: dict[str, Callable[[], Activation]] = {
     "softsign": _softsign,
     "gelu_tanh": _gelu_tanh,
     "mish": _mish,
-    "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0)),
+    "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0), (0.0,)),
     "hardswish": lambda: _kinked("hardswish", lambda z: z * np.clip(z + 3.0, 0.0, 6.0) / 6.0, (-0.5, 1.5)),
-    "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0)),
+    "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0), (0.0, 6.0)),
 }
 _PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu|softshrink)\(([0-9.eE+-]{1,32})\)")
+
+
+DECLARED_ERROR = 2.0**-43
+"""What the values of a declared formula may be off by, relatively and absolutely: taken as given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """A formula that a user declared, on float64 arrays, and the range of its slopes: believed, and said to be.
+
+    >>> Declared(np.cos, (-1.0, 1.0)).activation("cosine").slope
+    (-1.0, 1.0)
+    """
+
+    formula: Elementwise
+    slope: tuple[float, float]
+
+    def activation(self, name: str) -> Activation:
+        """Return it as an activation without a curvature: for Lipschitz certificates alone."""
+        value = Graph(self.formula, (), (-math.inf, math.inf), precision=DECLARED_ERROR)
+        return replace(_kinked(name, self.formula, self.slope), value=value)
 
 
 @lru_cache(maxsize=64)
@@ -469,9 +498,9 @@ def activation(name: str) -> Activation | None:
         case "centred_softplus":
             return _softplus(name, number, math.log(2) / number)
         case "softshrink":
-            return _kinked(name, lambda z: z - np.clip(z, -number, number), (0.0, 1.0))
+            return _kinked(name, lambda z: z - np.clip(z, -number, number), (0.0, 1.0), (-number, number))
         case "leaky_relu":
-            return _kinked(name, lambda z: np.where(z > 0, z, number * z), (number, 1.0))
+            return _kinked(name, lambda z: np.where(z > 0, z, number * z), (number, 1.0), (0.0,))
         case "elu" if number != 1.0:
             return None
         case _:
@@ -487,7 +516,7 @@ def _of_two_numbers(name: str) -> Activation | None:
     except ValueError:
         return None
     if word == "hardtanh" and len(numbers) == 2 and -1e3 <= numbers[0] < numbers[1] <= 1e3:
-        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0))
+        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0), (numbers[0], numbers[1]))
     known = usual.get(word, ())
     if len(numbers) != len(known) or any(not abs(n / k - 1) <= 1e-6 for n, k in zip(numbers, known, strict=True)):
         return None

@@ -44,6 +44,16 @@ def matrix_product(left: Value, right: Value, path: str) -> Value:
     """
     if len(left.shape) < 2 or len(right.shape) < 2 or left.shape[-1] != right.shape[-2]:
         raise UnsupportedModule(f"{path}: matrices of shapes {left.shape} and {right.shape} have no product.")
+    if left.number in left.builder.shares:
+        # Rows that sum to 1 give a mean of the columns: what all of these have in common passes by.
+        mean = reduced(right, [len(right.shape) - 2], True, True, path)
+        apart = right.plus(mean.negative().expanded(right.shape, path), path)
+        found = _matrix_product(left, apart, path)
+        return found.plus(mean.expanded(found.shape, path), path)
+    return _matrix_product(left, right, path)
+
+
+def _matrix_product(left: Value, right: Value, path: str) -> Value:
     (n, k), m = left.shape[-2:], right.shape[-1]
     try:
         outer = tuple(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
@@ -65,18 +75,33 @@ def softmax(value: Value, axis: int, path: str) -> Value:
     """
     n = value.shape[axis]
     if n * math.prod(value.shape) > _MOST_PAIRS:
-        return log_softmax(value, axis, path).activate(activations.EXP, path)
+        return _noted(value, log_softmax(value, axis, path).activate(activations.EXP, path), axis)
     eye = torch.eye(n, dtype=torch.float64, device=value.device)
     differences = (eye[None, :] - eye[:, None]).reshape(n * n, n)  # row i n + j is e_j - e_i
     sums = torch.eye(n, dtype=torch.float64, device=value.device).repeat_interleave(n, dim=1)
     found = along(value, axis, differences, path).activate(activations.EXP, path)
-    return reciprocal(along(found, axis, sums, path), path)
+    return _noted(value, reciprocal(along(found, axis, sums, path), path), axis)
+
+
+def _noted(value: Value, shares: Value, axis: int) -> Value:
+    """Note what holds of a softmax: that it sums to 1, if along the last axis, and that it keeps the order."""
+    if axis == len(shares.shape) - 1:
+        shares.builder.shares.add(shares.number)
+    return _ordered(value, shares, axis)
+
+
+def _ordered(value: Value, scored: Value, axis: int) -> Value:
+    """Note that the entries of a value are in the order of those of another, if they are all along one axis."""
+    if math.prod(value.shape) == value.shape[axis]:
+        value.builder.scores[scored.number] = value.number
+    return scored
 
 
 def log_softmax(value: Value, axis: int, path: str) -> Value:
     """Return the logarithm of the softmax along an axis."""
     centred = _centred(value, [axis], path)
-    return centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
+    found = centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
+    return _ordered(value, found, axis)
 
 
 def log_sum_exp(value: Value, axis: int, path: str) -> Value:

@@ -231,7 +231,7 @@ class OverBalls(AbstractAnalysis):
             return torch.full_like(self.radius, torch.inf)
         return norm_upper_bound_of_vectors(covectors[0].largest(p), p, 1)
 
-    def _narrowed(self, value: int, moved: Moved) -> Moved:
+    def _narrowed(self, relaxed: Relaxed, value: int, moved: Moved) -> Moved:
         """Return the range of a pre-activation cut with what units know of it; and carry on from there."""
         units = [unit for unit in self.facts.network.activated if unit.z == value]
         for unit in units:

@@ -111,7 +111,7 @@ def _total(problem: Problem) -> Tensor:
 
 
 def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
-    """Return the term of every activation by its number, one value an output, and the bound that won most.
+    """Return the term of every activation by its number, one value per output, and the bound that won most.
 
     Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
     """

@@ -26,7 +26,7 @@ from curvcert.rounding import Upper, total
 
 
 def unrolled_sizes_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] = ("product",)) -> R:
-    """Bound the curvature of scalar outputs by a sum over layers, one value an output.
+    """Bound the curvature of scalar outputs by a sum over layers, one value per output.
 
     `block_bounds` names the bounds on a layer's own curvature to choose from.
     """

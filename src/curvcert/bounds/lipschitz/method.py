@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sizes import require_room_for_products
+from curvcert.bounds.lipschitz.underflow import require_room_for_products
 from curvcert.bounds.types import Ball, Bound, Global
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule, meant
 from curvcert.network import Network

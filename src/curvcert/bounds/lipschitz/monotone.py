@@ -126,7 +126,7 @@ def _unscaled(op: AbstractLinearMap) -> tuple[float, tuple[AbstractLinearMap, ..
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Tell whether two maps, or parts of maps, are equal, weights included."""
+    """Whether two maps, or parts of maps, are equal, weights included."""
     if left is right:
         return True
     if type(left) is not type(right):
