@@ -43,6 +43,8 @@ class Builder:
         self._nodes: list[AbstractNode] = list(nodes) or [InputNode(shape)]
         self.shares: set[int] = set()
         """The values that sum to 1 along their last axis, as a softmax does."""
+        self.scores: dict[int, int] = {}
+        """For a softmax or log-softmax of all entries, the number of what it is of: the order of both is the same."""
 
     @property
     def nodes(self) -> tuple[AbstractNode, ...]:
