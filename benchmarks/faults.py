@@ -226,7 +226,7 @@ LIPSCHITZ_BOUNDS = (
     ),
     Fault(
         "LipSDP-with-half-of-what-a-layer-adds",
-        "bounds/lipschitz/lipsdp_recursion.py",
+        "bounds/lipschitz/inverse_metric.py",
         "(alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))",
         "(alpha + beta) ** 2 / (2 * form.t * (beta - alpha) ** 2), gamma(8))",
         (LIPSCHITZ, SLOPES),

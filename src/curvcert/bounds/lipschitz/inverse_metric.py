@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, power_of_two
 
 _WORKABLE = 1e-60
 """Slopes beyond this or its inverse are left to the multiple of the identity: their squares could underflow."""
@@ -34,14 +34,14 @@ def inverse_metric(S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta
     if step is None:
         return None
     matrix = multiple(step.coefficient, _raised(step.Z, -1.0))
-    rounding = 4 * UNIT_ROUNDOFF * (symmetric_norm(matrix) + step.identity)
-    return _raised(matrix, inflate(step.identity + rounding, gamma(8)))
+    rounding = (Upper(symmetric_norm(matrix)) + step.identity) * (4 * UNIT_ROUNDOFF)
+    return _raised(matrix, (rounding + step.identity).bound)
 
 
 def dominating(S: Tensor, error: Tensor) -> Tensor:
     """Return Hermitian matrices no less than those within `error` of the given ones, in the 2-norm."""
     mean = (S + S.mH) / 2
-    return _raised(mean, inflate(error + 4 * UNIT_ROUNDOFF * _largest_frobenius(mean), gamma(8)))
+    return _raised(mean, (Upper(_largest_frobenius(mean)) * (4 * UNIT_ROUNDOFF) + error).bound)
 
 
 @final
@@ -63,7 +63,7 @@ class Step:
         if Z is None:
             return None
         # X scales like 1/S.
-        identity = inflate(form.scale / form.t, gamma(4))
+        identity = (Upper(form.scale) / form.t).bound
         coefficient = inflate(form.scale * (alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))
         return cls(Z, identity, coefficient)
 
@@ -84,8 +84,8 @@ class _Dominating:
         mean = (S + S.mH) / (2 * scale)
         averaging = 2 * UNIT_ROUNDOFF * _largest_frobenius(mean)
         # The shift covers the error of S and its own rounding.
-        shift = inflate(error / scale + averaging + 4 * UNIT_ROUNDOFF * largest / scale, gamma(8))
-        top = float(inflate(largest / scale + 2 * shift, gamma(4)))
+        shift = (Upper(error) / scale + averaging + Upper(largest) / scale * (4 * UNIT_ROUNDOFF)).bound
+        top = float((Upper(largest) / scale + 2 * shift).bound)
         return cls(_raised(mean, shift), top, scale, 2.0 / (beta * (beta - alpha) * top))
 
 
@@ -95,17 +95,17 @@ def _inverse_beside(form: _Dominating, alpha: float, beta: float) -> Tensor | No
     if not 1 + min(tau, 0.0) * form.top * (1 + gamma(8)) > gamma(8):
         return None
     A = _raised(-c * form.matrix, 1.0)
-    error = inflate(gamma(4) * (1 + c * symmetric_norm(form.matrix)), gamma(4))
+    error = ((Upper(symmetric_norm(form.matrix)) * c + 1.0) * gamma(4)).bound
     if not 1 - c * form.top * (1 + gamma(8)) > float(error):
         return None
     Z, Z_error = _inverse(A, error)
-    Z = _raised(Z, inflate(Z_error + 4 * UNIT_ROUNDOFF * symmetric_norm(Z), gamma(8)))
+    Z = _raised(Z, (Upper(symmetric_norm(Z)) * (4 * UNIT_ROUNDOFF) + Z_error).bound)
     return Z if bool(torch.isfinite(Z).all()) else None
 
 
 def multiple(factor: Tensor, matrix: Tensor) -> Tensor:
     """Return a nonnegative multiple of a symmetric matrix, or more."""
-    return _raised(factor * matrix, inflate(4 * UNIT_ROUNDOFF * factor * symmetric_norm(matrix), gamma(8)))
+    return _raised(factor * matrix, (Upper(symmetric_norm(matrix)) * factor * (4 * UNIT_ROUNDOFF)).bound)
 
 
 def _raised(matrix: Tensor, by: Tensor | float) -> Tensor:
@@ -127,12 +127,12 @@ def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     B = torch.cholesky_inverse(R)
     B = (B + B.mH) / 2
     size = _largest_frobenius(B)
-    residual = _largest_frobenius(torch.eye(n, dtype=A.dtype, device=A.device) - A @ B)
-    forming = gamma(4 * (n + 4)) * (_largest_frobenius(A) * size + n**0.5)
-    r = inflate(residual + forming + error * size, gamma(8))
+    eye = torch.eye(n, dtype=A.dtype, device=A.device)
+    forming = (Upper(_largest_frobenius(A)) * size + _largest_frobenius(eye)) * gamma(4 * (n + 4))
+    r = (forming + _largest_frobenius(eye - A @ B) + Upper(error) * size).bound
     if not float(r) < 0.5:
         return B, torch.full_like(r, torch.inf)
-    return B, inflate(size * r / (1 - r), gamma(8))
+    return B, (Upper(size) * r / ((1 - r) * (1 - 2 * UNIT_ROUNDOFF))).bound
 
 
 def _largest_frobenius(A: Tensor) -> Tensor:

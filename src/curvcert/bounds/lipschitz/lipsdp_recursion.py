@@ -47,7 +47,7 @@ from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
 from curvcert.operators.images import EXPLICIT_SIZE
 from curvcert.operators.verified import largest_eigenvalue_upper_bound
-from curvcert.rounding import gamma, inflate, power_of_two
+from curvcert.rounding import Upper, gamma, inflate, least, norm_upper_bound_of_vectors, power_of_two
 
 _NOTHING_TO_GAIN = "the slopes leave nothing to gain"
 
@@ -98,7 +98,7 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
         form = f"X^-1 = L^2 I ({metric.note})"
         if metric.matrix is not None or (images is not None and unit.hidden in images.scales):
             form = "lipsdp-recursion"
-        labels.append(LayerTerm(block.name, "activation", inflate(metric.scale.sqrt(), 0.0), form))
+        labels.append(LayerTerm(block.name, "activation", Upper(metric.scale).root().bound, form))
     if images is not None and len(images.scales) == len(blocks):
         value = problem.shaped(images.behind.row_norms if problem.scalars else images.behind.norm)
     else:
@@ -204,14 +204,14 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     if fits and wanted and not useful:
         note = _NOTHING_TO_GAIN
     if not fits or (metric.matrix is None and not useful):
-        constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
+        constant = (Upper(problem.norms.spectral(W)) * steepest).square() * metric.scale
         if isinstance(block.G, Identity):
-            constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
-        return Metric(inflate(constant, gamma(8)), note=note)
+            constant = least(constant, Upper(liplt_prefixes(problem, problem.norms)[k + 1]).square())
+        return Metric(constant.bound, note=note)
     widens = metric.matrix is None and W.in_size < W.out_size
     S, error = congruence(W.T, metric, problem.norms) if widens else known_congruence(k, W, metric, problem)
     largest = largest_eigenvalue_upper_bound(S, error)
-    scale = inflate(steepest**2 * largest, gamma(4))
+    scale = (Upper(largest) * steepest * steepest).bound
     if not useful:
         return Metric(scale, note=note)
     if not widens:
@@ -233,31 +233,30 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
     """Return W Y W' and a bound on its error in the 2-norm."""
     if metric.matrix is None:
         gram, error = norms.gram(W)
-        return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
+        return metric.scale * gram, ((Upper(_frobenius(gram)) * gamma(4) + error) * metric.scale).bound
     matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
     size, Z = _frobenius(matrix), symmetric_norm(metric.matrix)
     S = matrix @ metric.matrix @ matrix.mT
-    forming = gamma(2 * len(metric.matrix) + 4) * size * size * _frobenius(metric.matrix)
-    error = inflate(forming + error * (2 * size + error) * Z, gamma(8))
+    forming = Upper(size) * size * _frobenius(metric.matrix) * gamma(2 * len(metric.matrix) + 4)
+    error = (forming + (Upper(2 * size) + error) * error * Z).bound
     if metric.multiple is None:
         return S, error
     gram, gram_error = norms.gram(W)
     added = metric.multiple * gram
-    rounding = gamma(4) * (_frobenius(S) + _frobenius(added))
-    return S + added, inflate(error + metric.multiple * gram_error + rounding, gamma(8))
+    rounding = (Upper(_frobenius(S)) + _frobenius(added)) * gamma(4)
+    return S + added, (rounding + error + Upper(gram_error) * metric.multiple).bound
 
 
 def _frobenius(A: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(A)
-    return inflate(size, gamma(A.numel() + 4))
+    return norm_upper_bound_of_vectors(A.flatten(), 2, 0)
 
 
 def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:
     if metric.matrix is None:
-        return inflate(problem.final_norm(G, problem.norms) * metric.scale.sqrt(), gamma(4))
+        return (Upper(metric.scale).root() * problem.final_norm(G, problem.norms)).bound
     # The constant is squared on the way: a power of two keeps that within the range of floats.
     scale = float(power_of_two(problem.norms.quick_spectral(G)))
     S, error = congruence((1 / scale) * G, metric, problem.norms)
     if problem.scalars:
-        return inflate(scale * inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4)), 0.0)
-    return inflate(scale * inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0), 0.0)
+        return ((Upper(S.diagonal().clamp(min=0.0)) + error).root() * scale).bound
+    return (Upper(largest_eigenvalue_upper_bound(S, error)).root() * scale).bound
