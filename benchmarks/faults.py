@@ -1242,7 +1242,7 @@ TRAINING = (
 READERS = (
     Fault(
         "a-radius-shown-rounded-up",
-        "reporting/digits.py",
+        "reporting/decimals.py",
         "return _quantised(value, decimals, ROUND_FLOOR)",
         "return _quantised(value, decimals, ROUND_CEILING)",
         ("tests/reporting/test_page.py",),
@@ -1251,7 +1251,7 @@ READERS = (
     ),
     Fault(
         "a-share-shown-rounded-up",
-        "reporting/digits.py",
+        "reporting/decimals.py",
         'return _percent(1000 * count // total) if total else "n/a"',
         'return _percent(-(-1000 * count // total)) if total else "n/a"',
         ("tests/reporting/test_page.py",),

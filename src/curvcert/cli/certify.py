@@ -36,7 +36,7 @@ from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
 from curvcert.reporting.collecting import report_data, shown_epsilons
 from curvcert.reporting.data import Required
-from curvcert.reporting.digits import percent_ceil, percent_floor
+from curvcert.reporting.decimals import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.distributed import place_from, require_device
 from curvcert.whole_files import write_whole
