@@ -170,8 +170,8 @@ OPERATORS = (
     Fault(
         "row-norms-not-squared",
         "operators/weighted.py",
-        "by_rows = inflate((flat * rows * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
-        "by_rows = inflate((flat * rows).sum(dim=1), gamma(flat.shape[1] + 8))",
+        "by_rows = (Upper(flat) * rows * rows).sum(1)",
+        "by_rows = (Upper(flat) * rows).sum(1)",
         (FORMS,),
         "bilinear",
         "A bilinear form with long rows is bounded too low.",
@@ -179,8 +179,8 @@ OPERATORS = (
     Fault(
         "weights-in-place-of-their-roots",
         "operators/weighted.py",
-        "roots = inflate(flat.sqrt(), 4 * UNIT_ROUNDOFF)",
-        "roots = inflate(flat, 4 * UNIT_ROUNDOFF)",
+        "roots = Upper(flat).root().bound",
+        "roots = flat",
         (FORMS,),
         "bilinear",
         "A bilinear form with weights below 1 is bounded too low.",
@@ -1242,7 +1242,7 @@ TRAINING = (
 READERS = (
     Fault(
         "a-radius-shown-rounded-up",
-        "reporting/digits.py",
+        "reporting/decimals.py",
         "return _quantised(value, decimals, ROUND_FLOOR)",
         "return _quantised(value, decimals, ROUND_CEILING)",
         ("tests/reporting/test_page.py",),
@@ -1251,7 +1251,7 @@ READERS = (
     ),
     Fault(
         "a-share-shown-rounded-up",
-        "reporting/digits.py",
+        "reporting/decimals.py",
         'return _percent(1000 * count // total) if total else "n/a"',
         'return _percent(-(-1000 * count // total)) if total else "n/a"',
         ("tests/reporting/test_page.py",),

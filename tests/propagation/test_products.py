@@ -145,3 +145,20 @@ def test_a_range_that_leaves_the_domain_bounds_nothing() -> None:
     with pytest.raises(OutOfRange, match="input of log may leave"):
         curvcert.lipschitz(network, at=x, radius=1.5)
     assert curvcert.output_bounds(network, x, 1.5).upper.tolist() == [[math.inf] * 2]
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1)])
+def test_a_last_softmax_is_kept_and_certified_is_the_network_before_it(last: nn.Module) -> None:
+    torch.manual_seed(0)
+    logits = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+    whole, before = (trace(nn.Sequential(*parts).eval(), torch.zeros(1, 4)) for parts in ((logits, last), (logits,)))
+    x = torch.randn(5, 4, dtype=F64)
+    torch.testing.assert_close(whole(x), last(logits.double()(x)))
+    cert, plain = curvcert.certify(whole, x), curvcert.certify(before, x)
+    assert torch.equal(cert.radius, plain.radius) and torch.equal(cert.label, plain.label)
+    assert any("ends in a softmax" in note for note in cert.notes) and not any("softmax" in n for n in plain.notes)
+    assert cert.evidence.network == plain.evidence.network
+    # Of probabilities, not of logits.
+    assert float(curvcert.lipschitz(whole, at=x[:1], radius=0.01)) != float(
+        curvcert.lipschitz(before, at=x[:1], radius=0.01)
+    )

@@ -17,7 +17,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, total
 
 _RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if method.checkable]
 """The methods that "auto" takes for a certificate: those that the checker has too."""
@@ -105,9 +105,9 @@ def pair_deviations(pairs: Problem) -> Tensor:
     with respect to those neurons.  Certificates take this off the margin.
     """
     network = pairs.network
-    total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
+    nothing = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
     if not any(isinstance(node, ElementwiseNode) and node.activation.deviation for node in network.nodes):
-        return total
+        return nothing
     if network.pools:
         raise UnsupportedModule(
             "A Softplus with torch's threshold beside max-pooling is not covered. Use curvcert.nn.CentredSoftplus, "
@@ -119,11 +119,11 @@ def pair_deviations(pairs: Problem) -> Tensor:
             "curvcert.nn.CentredSoftplus, which has no threshold."
         )
     sizes = gradient_sizes(replace(pairs, p=2.0, q=2.0), pairs.norms)
-    for hidden, size in sizes.items():
-        node = network.nodes[hidden]
-        assert isinstance(node, ElementwiseNode)
-        total = total + size * math.sqrt(math.prod(node.shape)) * node.activation.deviation
-    return inflate(total, gamma(8 * len(sizes) + 8))
+    lost = [
+        Upper(sizes[unit.hidden]) * math.sqrt(unit.widest) * (1 + 2 * UNIT_ROUNDOFF) * unit.block.activation.deviation
+        for unit in network.activated
+    ]
+    return total([nothing, *lost]).bound
 
 
 def _pairs(network: Network) -> int:

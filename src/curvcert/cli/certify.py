@@ -36,7 +36,7 @@ from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
 from curvcert.reporting.collecting import report_data, shown_epsilons
 from curvcert.reporting.data import Required
-from curvcert.reporting.digits import percent_ceil, percent_floor
+from curvcert.reporting.decimals import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.distributed import place_from, require_device
 from curvcert.whole_files import write_whole
@@ -185,7 +185,7 @@ def certify_command(
             return  # the results are rank 0's to write
         certificate, attack = found
         certificate = certificate.save(out / FILES["certificate"])
-        save_network(network, out / FILES["network"])
+        save_network(network.classified, out / FILES["network"])
         rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
         write_whole(out / FILES["samples"], rows)
         files = {name: out / file for name, file in FILES.items()}
@@ -252,7 +252,7 @@ class Request:
             "inside_box": self.inside_box,
             "search": search if self.search else None,
         }
-        digests = (network_digest(network), digest_of(inputs.x), digest_of(inputs.y))
+        digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 

@@ -43,6 +43,8 @@ class Builder:
         self._nodes: list[AbstractNode] = list(nodes) or [InputNode(shape)]
         self.shares: set[int] = set()
         """The values that sum to 1 along their last axis, as a softmax does."""
+        self.scores: dict[int, int] = {}
+        """For a softmax or log-softmax of all entries, the number of what it is of: the order of both is the same."""
 
     @property
     def nodes(self) -> tuple[AbstractNode, ...]:
@@ -138,6 +140,10 @@ class Value:
 
     def multiplied(self, other: "Value", name: str) -> "Value":
         """Return value * other, entry by entry; both depend on the input."""
+        if self.live:
+            raise UnsupportedModule(
+                f"{name}: a product of values has no constants that a training loss could estimate. Leave it out."
+            )
         if self.shape != other.shape:
             raise UnsupportedModule(
                 f"{name}: a product of shapes {self.shape} and {other.shape} is not supported. Give both the same "

@@ -75,25 +75,33 @@ def softmax(value: Value, axis: int, path: str) -> Value:
     """
     n = value.shape[axis]
     if n * math.prod(value.shape) > _MOST_PAIRS:
-        return _noted(log_softmax(value, axis, path).activate(activations.EXP, path), axis)
+        return _noted(value, log_softmax(value, axis, path).activate(activations.EXP, path), axis)
     eye = torch.eye(n, dtype=torch.float64, device=value.device)
     differences = (eye[None, :] - eye[:, None]).reshape(n * n, n)  # row i n + j is e_j - e_i
     sums = torch.eye(n, dtype=torch.float64, device=value.device).repeat_interleave(n, dim=1)
     found = along(value, axis, differences, path).activate(activations.EXP, path)
-    return _noted(reciprocal(along(found, axis, sums, path), path), axis)
+    return _noted(value, reciprocal(along(found, axis, sums, path), path), axis)
 
 
-def _noted(shares: Value, axis: int) -> Value:
-    """Note that a value sums to 1 along its last axis, if that is the one."""
-    if axis % len(shares.shape) == len(shares.shape) - 1:
+def _noted(value: Value, shares: Value, axis: int) -> Value:
+    """Note what holds of a softmax: that it sums to 1, if along the last axis, and that it keeps the order."""
+    if axis == len(shares.shape) - 1:
         shares.builder.shares.add(shares.number)
-    return shares
+    return _ordered(value, shares, axis)
+
+
+def _ordered(value: Value, scored: Value, axis: int) -> Value:
+    """Note that the entries of a value are in the order of those of another, if they are all along one axis."""
+    if math.prod(value.shape) == value.shape[axis]:
+        value.builder.scores[scored.number] = value.number
+    return scored
 
 
 def log_softmax(value: Value, axis: int, path: str) -> Value:
     """Return the logarithm of the softmax along an axis."""
     centred = _centred(value, [axis], path)
-    return centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
+    found = centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
+    return _ordered(value, found, axis)
 
 
 def log_sum_exp(value: Value, axis: int, path: str) -> Value:

@@ -49,6 +49,8 @@ class Network:
     source_dtype: torch.dtype = torch.float64
     made_of: Chain | None = None
     """The blocks that the nodes were made of, where they were: the chain view as given, rather than found again."""
+    logits: "Network | None" = None
+    """Where the network ends in a softmax or log-softmax of its classes, the network before that."""
 
     def __post_init__(self) -> None:
         require_order(self.nodes)
@@ -112,6 +114,11 @@ class Network:
         if self.is_chain:
             return self.prefix(next(k for k, link in enumerate(self.chain, 1) if link.output == value))
         return Network(fused(self.nodes, value), self.source_dtype)
+
+    @property
+    def classified(self) -> "Network":
+        """The network that tells classes apart: that before a last softmax or log-softmax, which keeps their order."""
+        return self if self.logits is None else self.logits.classified
 
     @cached_property
     def for_bounds(self) -> "Network":
@@ -274,7 +281,8 @@ class Network:
         """Return the same network on another device."""
         if self.made_of is not None:
             return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
-        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype)
+        logits = None if self.logits is None else self.logits.to(device)
+        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype, logits=logits)
 
     def require_batch(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""

@@ -35,7 +35,7 @@ from curvcert.bounds.lipschitz.block_constants import block_product, max_pool_co
 from curvcert.bounds.lipschitz.on_torus import image_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
-from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, Term
 from curvcert.network.rewriting.chain import block_at
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.operators import AbstractLinearMap, NormBounds, Zero
@@ -153,8 +153,9 @@ class Growth:
                 if whole is not None and whole.settled:
                     return whole.constant
                 by_terms = total(Upper(outer(term.map)) * self._step(term.source) for term in node.terms).bound
-                if last and len(node.terms) == 1 and isinstance(self._nodes[node.sources[0]], AffineNode):
-                    by_terms = torch.minimum(by_terms, self._behind_a_sum(node, outer))
+                inner = self._nodes[node.sources[0]]
+                if last and len(node.terms) == 1 and isinstance(inner, AffineNode):
+                    by_terms = torch.minimum(by_terms, self._behind_a_sum(node.terms[0], inner, outer))
                 return by_terms if whole is None else torch.minimum(by_terms, whole.constant)
             case ElementwiseNode():
                 moved = Upper(self.before(value)) * max(map(abs, node.activation.slope))
@@ -178,11 +179,9 @@ class Growth:
         # The skip is a term of the sum, which then cannot give less, and costs a norm of the branch.
         return _Whole(constant, settled=bool((constant <= outer(found.block.H) * start * (1 + 1e-9)).all()))
 
-    def _behind_a_sum(self, node: AffineNode, outer: NormOf) -> Tensor:
+    def _behind_a_sum(self, last: Term, read: AffineNode, outer: NormOf) -> Tensor:
         """Bound a last map behind a sum term by term: a row that the terms share may be short for each of them."""
-        (term,), source = node.terms, self._nodes[node.terms[0].source]
-        assert isinstance(source, AffineNode)
-        return total(Upper(outer(term.map @ inner.map)) * self._step(inner.source) for inner in source.terms).bound
+        return total(Upper(outer(last.map @ term.map)) * self._step(term.source) for term in read.terms).bound
 
     def before(self, number: int) -> Tensor:
         """Return the constant of the pre-activation of a nonlinear node, alone or as part of its level."""
