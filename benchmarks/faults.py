@@ -365,8 +365,8 @@ CURVATURE_BOUNDS = (
     Fault(
         "an-unrolled-term-with-one-prefix",
         "bounds/curvature/unrolled.py",
-        '"gradient entries": (Upper(form) * L * L).bound,',
-        '"gradient entries": (Upper(form) * L).bound,',
+        '{"gradient entries": (Upper(form) * L * L).bound}',
+        '{"gradient entries": (Upper(form) * L).bound}',
         (TIGHT,),
         "prefix",
         "A term of the unrolled bound forgets that a Hessian has two arguments.",
