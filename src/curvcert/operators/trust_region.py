@@ -34,8 +34,8 @@ class QuadraticForm:
 
     >>> H = QuadraticForm(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)), torch.tensor(0.0).double())
     >>> g = torch.tensor([[3.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
-    >>> [f"{float(v):.4f}" for v in H.largest(g, torch.ones(2, dtype=torch.float64))]
-    ['3.5000', '2.5000']
+    >>> [[f"{float(v):.4f}" for v in row] for row in H.largest(g, torch.tensor([1.0, 2.0], dtype=torch.float64))]
+    [['3.5000', '8.0000'], ['2.5000', '4.2502']]
     """
 
     def __init__(self, H: Tensor, error: Tensor) -> None:
@@ -45,21 +45,23 @@ class QuadraticForm:
         self._top: Tensor | None = None
 
     def largest(self, g: Tensor, t: Tensor) -> Tensor:
-        """Bound the maxima over balls of radii t, (rows,), with linear parts g, (rows, n)."""
+        """Bound the maxima over balls of radii t with linear parts g, (rows, n): (rows, radii)."""
         basis, values, first, highest = _krylov(self.H, g)
         top = self._proven(highest)
         shift = _best_shift(values, first, t, top * (1 + _ABOVE) + TINY)
-        y = (basis @ (first / (shift[:, None] - values)).unsqueeze(2)).squeeze(2)
+        shares = first.unsqueeze(1) / (shift.unsqueeze(2) - values.unsqueeze(1))
+        y = shares @ basis.mT
         # What A y leaves of g, A = shift I - H, as computed, and how far that may be off.
-        n, length, steep = g.shape[1], _lengths(y), _lengths(g)
-        left = g - shift[:, None] * y + y @ self.H
+        n, length, steep = g.shape[1], _lengths(y), _lengths(g)[:, None]
+        left = g.unsqueeze(1) - shift.unsqueeze(2) * y + y @ self.H
         off = inflate(gamma(n + 8) * ((self._size + shift) * length + steep) + self.error * length, gamma(16)) + TINY
         rest = inflate(_lengths(left) + off, 0.0)
-        value = (g * y).sum(dim=1) + (left * y).sum(dim=1)
+        value = ((g.unsqueeze(1) + left) * y).sum(dim=2)
         slack = length * (gamma(2 * n + 16) * (steep + rest) + off) + 4 * UNIT_ROUNDOFF * value.abs()
         gap = (shift - top) * (1 - 4 * UNIT_ROUNDOFF)
         half = (value + inflate(slack + rest.square() / gap, gamma(16))) / 2
-        return half + inflate(shift * t.square() / 2, gamma(8)) + 8 * UNIT_ROUNDOFF * half.abs()
+        found: Tensor = half + inflate(shift * t.square() / 2, gamma(8)) + 8 * UNIT_ROUNDOFF * half.abs()
+        return found
 
     def _proven(self, guess: float) -> Tensor:
         """Return a proven bound on the largest eigenvalue, 0 at least."""
@@ -70,7 +72,7 @@ class QuadraticForm:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return inflate(torch.linalg.vector_norm(x, dim=1), gamma(x.shape[1] + 4))
+    return inflate(torch.linalg.vector_norm(x, dim=-1), gamma(x.shape[-1] + 4))
 
 
 def _krylov(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -103,11 +105,12 @@ def _krylov(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def _best_shift(values: Tensor, first: Tensor, t: Tensor, least: Tensor) -> Tensor:
-    """Return about the shift at which y has the length t, or the least one."""
-    low = least.expand(len(values)).clone()
-    high = low + torch.linalg.vector_norm(first, dim=1) / t
+    """Return about the shifts, (rows, radii), at which y has the length t, or the least one."""
+    low = least.expand(len(values), len(t)).clone()
+    high = low + torch.linalg.vector_norm(first, dim=1)[:, None] / t
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        longer = (first / (middle[:, None] - values)).square().sum(dim=1) > t.square()
+        lengths = (first.unsqueeze(1) / (middle.unsqueeze(2) - values.unsqueeze(1))).square().sum(dim=2)
+        longer = lengths > t.square()
         low, high = torch.where(longer, middle, low), torch.where(longer, high, middle)
     return high

@@ -36,9 +36,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvcert.activations import derivative_range
+from curvcert.activations import derivative_range, second_derivative_range
 from curvcert.activations.quotients import second_quotient_range
 from curvcert.memory import spare_elements
+from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode
 from curvcert.operators import AbstractLinearMap
@@ -51,6 +52,12 @@ from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
 
 _EXPLICIT = 1100
 """Widest value whose path maps are made row by row."""
+
+_CORRELATED = 4200
+"""Widest activation whose neurons' tangents are compared with each other."""
+
+_POWERS = 8
+"""Steps towards the vector that bounds an eigenvalue of a nonnegative matrix."""
 
 _CHUNK_ELEMENTS = 2**24
 """Numbers of one value's tangents that are in hand at a time, on a processor."""
@@ -69,6 +76,12 @@ _YOUNG = 1e-6
 
 _SHARE = 0.1
 """How much of a neuron's weight is decided by all directions rather than by the gradient's."""
+
+
+def form_work(network: Network) -> float:
+    """Return how many products the Gram matrices of one form take, about."""
+    neurons = sum(math.prod(node.shape) for node in network.nodes if isinstance(node, ElementwiseNode))
+    return float(neurons) * math.prod(network.in_shape) ** 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +122,7 @@ class Expansion:
         self.neurons = {k: self._neurons(node) for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode)}
         self.slopes = {k: each.slope for k, each in self.neurons.items()}
         self.last = max(each.node.source for each in self.neurons.values())
-        self._bent = {each.node.source for each in self.neurons.values()}
+        self.bent = {each.node.source for each in self.neurons.values()}
         self._find_tangents()
 
     def _neurons(self, node: ElementwiseNode) -> Neurons:
@@ -147,7 +160,7 @@ class Expansion:
 
     def _find_tangents(self) -> None:
         nodes = self.facts.network.nodes
-        squares = {z: torch.zeros(math.prod(nodes[z].shape), dtype=torch.float64, device=self.device) for z in self._bent}
+        squares = {z: torch.zeros(math.prod(nodes[z].shape), dtype=torch.float64, device=self.device) for z in self.bent}
         totals = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in nodes]
         self._kept: dict[int, Tensor] = {}
         for part in self.parts:
@@ -155,7 +168,7 @@ class Expansion:
             for k, value in enumerate(values):
                 flat = value.flatten(1)
                 totals[k] = totals[k] + torch.linalg.vector_norm(flat).square()
-                if k in self._bent:
+                if k in self.bent:
                     squares[k] += torch.linalg.vector_norm(flat, dim=0).square()
                     if not self._reads_input(k):
                         if k not in self._kept:
@@ -219,7 +232,7 @@ class Expansion:
     def paths(self) -> Mapping[int, Swept]:
         """Unit rows of narrow pre-activations, carried back to all activations before them."""
         found = {}
-        for z in sorted(self._bent):
+        for z in sorted(self.bent):
             shape = self.facts.network.nodes[z].shape
             size = math.prod(shape)
             if size <= _EXPLICIT and not self._reads_input(z):
@@ -270,6 +283,89 @@ class Expansion:
                     found[value, k] = torch.minimum(found[value, k], exact)
         return found
 
+    # Second-order parts of the remainders
+
+    @cached_property
+    def bends(self) -> Mapping[int, Tensor]:
+        """About the second derivative of every neuron at x, flat: any floats are sound."""
+        found = {}
+        for k, own in self.neurons.items():
+            low, high = second_derivative_range(own.node.activation, own.lower, own.upper)
+            found[k] = ((low + high) / 2).flatten()
+        return found
+
+    @property
+    def correlated(self) -> Collection[int]:
+        """The activations whose squares are known together."""
+        return self._correlations.keys()
+
+    @cached_property
+    def _correlations(self) -> Mapping[int, Tensor]:
+        """The squared entries of T T' for activations that are narrow enough, and keep their tangents."""
+        found = {}
+        for k, own in self.neurons.items():
+            z = own.node.source
+            if z in self._kept and self._kept[z].shape[1] <= _CORRELATED:
+                found[k] = self._small_gram(z).square()
+        return found
+
+    def squares_norm(self, k: int, c: Tensor) -> Tensor | None:
+        r"""Bound :math:`\sup_{|d| \le 1} \| c \circ (T d)^2 \|`, c >= 0 flat, by a vector that shows an eigenvalue.
+
+        The root of the largest eigenvalue of :math:`c_i c_j (T T')_{ij}^2`; None where an activation is too wide.
+        """
+        if k not in self._correlations:
+            return None
+        M, v = self._correlations[k], torch.ones_like(c)
+        for _ in range(_POWERS):
+            v = c * (M @ (c * v))
+            v = v / v.amax().clamp(min=1e-300) + 1e-9
+        image = c * (M @ (c * v))
+        value = inflate((image / v).amax(), gamma(2 * len(c) + 16)) + self._correlation_error(k, c)
+        return inflate(value.sqrt(), gamma(4)) + TINY
+
+    def _correlation_error(self, k: int, c: Tensor) -> Tensor:
+        """Bound what rounding did to a matrix of weighted squared entries: no entry is off by more than a_i a_j."""
+        a = c * self.rows[self.neurons[k].node.source].square()
+        return inflate(gamma(4 * self.inputs + 32) * a.square().sum(), gamma(len(a) + 8))
+
+    @cached_property
+    def bent_paths(self) -> Mapping[tuple[int, int], tuple[Tensor, Tensor]]:
+        r"""Bounds on :math:`P_{zk} (h \circ (T d)^2)` over the unit ball: on each entry, and on its norm.
+
+        A row p weighs the neurons: :math:`\sum_l p_l h_l (T_l d)^2` is at most the Frobenius norm of its matrix.
+        """
+        found = {}
+        for z in self.bent:
+            for k in self._correlations:
+                P = self._rows_to(z, k)
+                if P is None:
+                    continue
+                h = self.bends[k]
+                weighted = P * h
+                product = weighted @ self._correlations[k]
+                top = self.squares_norm(k, h.abs())
+                assert top is not None
+                sizes = lengths(P)
+                off = gamma(4 * len(h) + 32) * top.square() + self._correlation_error(k, h.abs())
+                entries = ((product * weighted).sum(dim=1).clamp(min=0.0) + inflate(off * sizes.square(), gamma(8))).sqrt()
+                gram = product @ weighted.mT
+                whole = gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS) + inflate(off * sizes.square().sum(), gamma(8))
+                found[z, k] = inflate(entries, gamma(8)) + TINY, inflate(whole.sqrt(), gamma(8)) + TINY
+        return found
+
+    def _rows_to(self, z: int, k: int) -> Tensor | None:
+        """Return the path map from an activation to a pre-activation as a matrix, where it is at hand or one layer."""
+        if z in self.paths:
+            return self.paths[z].kept[k].flatten(1) if k in self.paths[z].kept else None
+        node = self.facts.network.nodes[z]
+        if not isinstance(node, AffineNode) or len(node.terms) > 1 or node.terms[0].source != k:
+            return None
+        if math.prod(node.shape) > _CORRELATED:
+            return None
+        unit = torch.eye(math.prod(node.shape), dtype=torch.float64, device=self.device)
+        return node.terms[0].map.adjoint(unit.reshape(-1, *node.shape)).flatten(1)
+
 
 class Ball:
     """What an expansion leaves out over the ball of radius t; a `larger` ball serves for norms that grow with it."""
@@ -280,6 +376,9 @@ class Ball:
         self.steps: dict[int, Steps] = {}
         """By the numbers of the activations."""
         self.remainders: dict[int, tuple[Tensor, Tensor]] = {}
+        """Bounds on the remainders of the activations: on each coordinate, and on the norm."""
+        self.third: dict[int, Tensor] = {}
+        """Bounds on the norm of what the remainders are beside their second-order parts, where those are known."""
         self._weighted: dict[int, tuple[Tensor, Tensor]] = {}
         facts, zero = expansion.facts, torch.zeros((), dtype=torch.float64, device=expansion.device)
         self.small: list[Tensor] = []
@@ -305,29 +404,42 @@ class Ball:
             entries = entries + torch.minimum(through, inflate(each.rows * R, 0.0))
             norm = norm + inflate(each.norm * R, 0.0)
         entries, norm = (inflate(total + own, gamma(len(node.terms) + 4)) for total in (entries, norm))
-        if k in self.expansion.paths:
-            r, R = self._by_paths(k)
+        if k in self.expansion.bent:
+            r, R = self._by_sources(k)
             entries, norm = torch.minimum(entries, r.reshape(entries.shape)), torch.minimum(norm, R)
         return _cut(entries, norm)
 
-    def _by_paths(self, z: int) -> tuple[Tensor, Tensor]:
-        """Bound R of a pre-activation by its path maps from all activations, and what rounding leaves on the way."""
-        expansion, swept = self.expansion, self.expansion.paths[z]
-        size = len(swept.start)
-        entries = torch.zeros(size, dtype=torch.float64, device=expansion.device)
+    def _by_sources(self, z: int) -> tuple[Tensor, Tensor]:
+        """Bound R of a pre-activation by the remainders of all activations before it, each the best way."""
+        expansion, swept = self.expansion, self.expansion.paths.get(z)
+        entries = torch.zeros_like(expansion.rows[z])
         norm = torch.zeros_like(expansion.sizes[0])
-        for k, P in swept.kept.items():
-            remainder, length = self.remainders[k]
-            whole, rows = expansion.path_norms[z, k], swept.row_norms[k]
-            by_entries = inflate(P.flatten(1).abs() @ remainder.flatten(), gamma(remainder.numel() + 4))
-            entries = entries + torch.minimum(inflate(rows * length, 0.0), by_entries)
-            norm = norm + inflate(whole * length, 0.0)
+        for k in self.steps:
+            if (z, k) not in expansion.path_norms:
+                continue
+            (remainder, length), whole = self.remainders[k], expansion.path_norms[z, k]
+            size, each = inflate(whole * length, 0.0), None
+            if swept is not None:
+                P = swept.kept[k].flatten(1)
+                by_entries = inflate(P.abs() @ remainder.flatten(), gamma(remainder.numel() + 4))
+                each = torch.minimum(inflate(swept.row_norms[k] * length, 0.0), by_entries)
+            if (z, k) in expansion.bent_paths:
+                by_rows, by_norm = expansion.bent_paths[z, k]
+                third = inflate(whole * self.third[k], 0.0)
+                rows = third if swept is None else inflate(swept.row_norms[k] * self.third[k], 0.0)
+                second = inflate(by_rows * (self.t * self.t / 2) + rows, gamma(8))
+                each = second if each is None else torch.minimum(each, second)
+                size = torch.minimum(size, inflate(by_norm * (self.t * self.t / 2) + third, gamma(8)))
+            entries = entries + (size if each is None else torch.minimum(each, size))
+            norm = norm + size
         # What rounding left: in the defects of the tangents, and in the path maps.
-        small = sum((size_ * expansion.defects[value] * self.t for value, size_ in swept.sizes.items()), 0 * entries)
-        small = small + sum((lost * self.rest[value][1] for value, lost in swept.lost.items()), 0 * entries)
-        rounded = inflate(torch.linalg.vector_norm(small), gamma(size + 64))
-        self.small[z] = self.small[z] + rounded
-        return inflate(entries + small, gamma(64)), inflate(norm + rounded, gamma(64))
+        rounded = self.small[z]
+        if swept is not None:
+            small = sum((size * expansion.defects[value] * self.t for value, size in swept.sizes.items()), 0 * entries)
+            small = small + sum((lost * self.rest[value][1] for value, lost in swept.lost.items()), 0 * entries)
+            rounded = rounded + inflate(torch.linalg.vector_norm(small), gamma(len(small) + 64))
+            self.small[z] = rounded
+        return inflate(entries + rounded, gamma(64)), inflate(norm + rounded, gamma(64))
 
     def _rounded(self, k: int, node: AbstractNode) -> Tensor:
         """Bound what the defects of all tangents before a value do to it."""
@@ -349,15 +461,35 @@ class Ball:
         self.steps[k] = Steps(low, high, q, far, r, R)
         remainder = inflate(q * far / 2, gamma(4)) + 2 * node.activation.deviation
         flat, flat_r = q.flatten(), r.flatten()
-        missed = torch.minimum(flat.amax() * R, torch.linalg.vector_norm(flat * flat_r))
         off = 2 * node.activation.deviation * math.sqrt(remainder.numel())
-        by_norm = inflate((self._norm_of(k, node.source, flat) * t + missed) / 2 + off, gamma(len(flat) + 8))
         size = inflate(torch.linalg.vector_norm(remainder), gamma(len(flat) + 4))
+        if k in expansion.correlated:
+            by_norm = self._by_squares(k, c.flatten()) + off
+            h = expansion.bends[k].reshape(c.shape)
+            apart = inflate(torch.maximum(high - h, h - low).clamp(min=0.0), 4 * UNIT_ROUNDOFF)
+            self.third[k] = self._by_squares(k, apart.flatten(), expansion.bends[k].abs()) + off
+        else:
+            missed = torch.minimum(flat.amax() * R, torch.linalg.vector_norm(flat * flat_r))
+            by_norm = inflate((self._norm_of(k, node.source, flat) * t + missed) / 2 + off, gamma(len(flat) + 8))
         length = torch.minimum(size, by_norm)
         self.remainders[k] = remainder, length
         steep, own_defect = own.slope.abs(), expansion.defects[k] * t
         entries = inflate(steep * r + remainder + own_defect, gamma(4))
         return _cut(entries, inflate(steep.amax() * R + length + own_defect, gamma(4)))
+
+    def _by_squares(self, k: int, c: Tensor, more: Tensor | float = 0.0) -> Tensor:
+        r"""Bound the norm of what is at most :math:`c\, dz^2 / 2`, beside more times the same less :math:`(T d)^2 / 2`.
+
+        :math:`|dz^2 - (T d)^2| \le |R| (|dz| + |T d|)`, and slopes are off by a little.
+        """
+        expansion, steps, t = self.expansion, self.steps[k], self.t
+        z = expansion.neurons[k].node.source
+        top = expansion.squares_norm(k, c)
+        assert top is not None
+        reach = inflate((c + more) * (steps.far.flatten() + expansion.rows[z] * t), gamma(8))
+        missed = torch.minimum(reach.amax() * steps.rest_norm, torch.linalg.vector_norm(reach * steps.rest.flatten()))
+        slopes = torch.linalg.vector_norm(expansion.neurons[k].slope_error * steps.far)
+        return inflate((top * t * t + missed) / 2 + slopes, gamma(len(c) + 16))
 
     def _norm_of(self, k: int, z: int, q: Tensor) -> Tensor:
         """Bound ||diag(q) T||: by matrices, or as a multiple of what a larger ball knows."""
@@ -419,11 +551,13 @@ class Form:
         self._missing = {k: inflate((needed[k] - self.shares[k]).clamp(min=0.0), 4 * UNIT_ROUNDOFF) for k in needed}
         self.form = self._matrix()
 
-    def rise(self, function: int, ball: Ball) -> Tensor:
-        """Bound how far a function rises over a ball that is no larger."""
-        functions, t = self.functions, torch.full((1,), ball.t, dtype=torch.float64, device=self.expansion.device)
-        main = self.form.largest(functions.gradient[function][None], t)[0]
-        rest = inflate(self.residual(ball) + self._crossed(ball) + functions.rounding(ball)[function], gamma(8))
+    def rises(self, some: Sequence[int], balls: Sequence[Ball]) -> Tensor:
+        """Bound how far some of the functions rise over balls that are no larger: (functions, balls)."""
+        functions, index = self.functions, list(some)
+        t = torch.tensor([ball.t for ball in balls], dtype=torch.float64, device=self.expansion.device)
+        main = self.form.largest(functions.gradient[index], t)
+        fixed = [self.residual(ball) + self._crossed(ball) + functions.rounding(ball)[index] for ball in balls]
+        rest = inflate(torch.stack(fixed, dim=1), gamma(8))
         return main + rest + 4 * UNIT_ROUNDOFF * (main.abs() + rest)
 
     def residual(self, ball: Ball) -> Tensor:
@@ -474,7 +608,8 @@ class Form:
         return both + 4 * UNIT_ROUNDOFF * both.abs() + TINY
 
     def _with_coupling(self, k: int, share: Tensor) -> Tensor:
-        crossed = inflate(self._ball.steps[k].q.square() * (1 / self.coupling[k] + share) / 4, gamma(8))
+        inverse = 1 / self.coupling[k] if k in self.coupling else 0.0
+        crossed = inflate(self._ball.steps[k].q.square() * (inverse + share) / 4, gamma(8))
         total = self._quotients[k] + crossed
         return total + 4 * UNIT_ROUNDOFF * (total.abs() + crossed)
 
@@ -518,7 +653,7 @@ class Form:
             if k in swept.kept:
                 weight = q * moved / (2 * _mixed(swept.kept[k])).clamp(min=1e-200)
             else:
-                weight = torch.ones_like(q)
+                continue
             typical = weight.median().clamp(min=1e-200)
             chosen[k] = weight.clamp(min=1e-4 * typical, max=1e4 * typical)
         return chosen, sizes
@@ -555,7 +690,7 @@ class Form:
                 store[k] = rows.new_empty(expansion.inputs, rows[0].numel())
             store[k][part] = rows.flatten(1)
 
-        keep = {*expansion.slopes, *(value for value, _ in narrower.values())}
+        keep = {*self.coupling, *(value for value, _ in narrower.values())}
         for part in expansion.parts:
             swept = self._swept(self._weights, lambda z, part=part: expansion.tangents(z, part), keep)
             total[part] = swept.start.flatten(1)
@@ -564,7 +699,7 @@ class Form:
             for value, lost in swept.lost.items():
                 note("lost", value, lost)
             for k in expansion.slopes:
-                if k not in swept.kept:
+                if k not in self.coupling:
                     continue
                 weighted = self.coupling[k] * swept.kept[k]
                 if k in narrower:

@@ -1,4 +1,7 @@
-"""The quadratic certificate: Taylor models of order 2 over a ball, whose radius is searched for with all pairs at once.
+"""The quadratic certificate: networks to second order over a ball, with a proof of what that leaves out.
+
+Small networks have Taylor models of order 2, whose radius is searched for with all pairs at once; where layers are too
+wide for that, each sample has quadratic forms in l2 (`forms.py`).
 
 Models are dear to make and quick to ask.  They are made once, a little beyond the radius that is known or that linear
 relaxation proves, and lose nothing within a fifth of it; what they say of any radius is a proof.
@@ -14,6 +17,7 @@ from torch import Tensor
 from curvcert.activations.base import no_curvature
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
+from curvcert.certificates.methods.forms import ByForms
 from curvcert.certificates.methods.linear import require_small, shared_facts
 from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
 from curvcert.errors import UnsupportedModule
@@ -22,11 +26,15 @@ from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
 from curvcert.propagation.analysis import covector_numbers
 from curvcert.propagation.coordinates import Coordinates, coordinates
+from curvcert.propagation.expansion import form_work
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.taylor import TaylorModels
 
 AUTO_NUMBERS = 2**21
 """Covectors of all layers of one sample hold at most this many numbers where "auto" makes models."""
+
+AUTO_WORK = 2.0**30
+"""Products that the form of one sample takes at most, on a processor, where "auto" makes forms."""
 
 BEYOND = 1.15
 """How far beyond linear relaxation's radius, or the one that is known, models are made."""
@@ -58,14 +66,19 @@ class QuadraticRadius(AbstractCertificateMethod):
         return Tables()
 
     def steps(self, question: Question) -> Sequence[AbstractStep]:
-        """Refuse kinks, and inputs that are too many; leave wide networks to the other methods in "auto"."""
-        require_smooth(question.network)
-        reason = Coordinates.reason_to_skip(question.network)
-        if reason is not None:
-            raise UnsupportedModule(reason)
-        facts = shared_facts(question)
-        require_small(question, facts, AUTO_NUMBERS)
-        return [_ByModels(facts, cost=38 if question.epsilons else 80)]
+        """Refuse kinks; make models where they are small enough, and in l2 forms of each sample elsewhere."""
+        network = question.network
+        require_smooth(network)
+        reason, facts = Coordinates.reason_to_skip(network), shared_facts(question)
+        if question.p != 2 or (reason is None and (question.alone or covector_numbers(facts) <= AUTO_NUMBERS)):
+            if reason is not None:
+                raise UnsupportedModule(reason)
+            require_small(question, facts, AUTO_NUMBERS)
+            return [_ByModels(facts, cost=38 if question.epsilons else 80)]
+        work = form_work(network)
+        if not question.alone and work > AUTO_WORK and network.device.type == "cpu":
+            raise UnsupportedModule(f"a form of one sample takes {work:.2g} products (over {AUTO_WORK:.2g}); ask for it by name")
+        return [ByForms(facts)]
 
 
 def require_smooth(network: Network) -> None:
