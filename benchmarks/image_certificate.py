@@ -150,6 +150,10 @@ def terms(network: Network, x: Tensor, y: Tensor, images: int) -> list[dict[str,
                 rise = form.rises([rival], [ball])[0, 0]
                 clock.lap("trust region")
                 row |= {f"{name} loss": float(rise - steep[rival] * radius), f"{name} rest": float(form.residual(ball))}
+            rivals = Rivals(step.facts, centre, ready.question.deviations[y[n]])
+            clock.lap("again")
+            row["proven"] = bool(rivals.decided([decided(radius)])[rival] > 0)
+            clock.lap("decided")
             g = functions.gradient[rival] / steep[rival]
             row["along the gradient"] = float(radius**2 / 2 * (g @ form.form.H @ g))
             row["rest over reach"] = [

@@ -44,11 +44,15 @@ class QuadraticForm:
         self._size = inflate(torch.linalg.vector_norm(H), gamma(H.numel()))
         self._top: Tensor | None = None
 
-    def largest(self, g: Tensor, t: Tensor) -> Tensor:
-        """Bound the maxima over balls of radii t with linear parts g, (rows, n): (rows, radii)."""
+    def largest(self, g: Tensor, t: Tensor, least: Tensor | float = 0.0) -> Tensor:
+        r"""Bound the maxima over balls of radii t with linear parts g, (rows, n): (rows, radii).
+
+        No :math:`\Lambda` is below `least`, (rows, 1): then the bound less what any other constraint's multiplier,
+        up to that, takes off H is one as well.
+        """
         basis, values, first, highest = _krylov(self.H, g)
         top = self._proven(highest)
-        shift = _best_shift(values, first, t, top * (1 + _ABOVE) + TINY)
+        shift = torch.maximum(_best_shift(values, first, t, top * (1 + _ABOVE) + TINY), torch.as_tensor(least).to(g))
         shares = first.unsqueeze(1) / (shift.unsqueeze(2) - values.unsqueeze(1))
         y = shares @ basis.mT
         # What A y leaves of g, A = shift I - H, as computed, and how far that may be off.

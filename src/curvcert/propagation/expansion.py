@@ -557,12 +557,15 @@ class Form:
 
     def rises(self, some: Sequence[int], balls: Sequence[Ball]) -> Tensor:
         """Bound how far some of the functions rise over balls that are no larger: (functions, balls)."""
-        functions, index = self.functions, list(some)
+        index = list(some)
         t = torch.tensor([ball.t for ball in balls], dtype=torch.float64, device=self.expansion.device)
-        main = self.form.largest(functions.gradient[index], t)
-        fixed = [self.residual(ball) + self._crossed(ball) + functions.rounding(ball)[index] for ball in balls]
-        rest = inflate(torch.stack(fixed, dim=1), gamma(8))
+        main = self.form.largest(self.functions.gradient[index], t)
+        rest = torch.stack([self.fixed(ball)[index] for ball in balls], dim=1)
         return main + rest + 4 * UNIT_ROUNDOFF * (main.abs() + rest)
+
+    def fixed(self, ball: Ball) -> Tensor:
+        """Bound what the functions rise by over a ball beside their gradients and the form: (functions,)."""
+        return inflate(self.residual(ball) + self._crossed(ball) + self.functions.rounding(ball), gamma(8))
 
     def residual(self, ball: Ball) -> Tensor:
         """Bound half the weighted squares of R, less what the form has of the remainders for them."""
