@@ -11,6 +11,8 @@ Trials: test images in their order, as many as the time allows; a run that was s
 import argparse
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +37,11 @@ from curvcert.training.model_file import load_trained
 from curvcert.whole_files import write_whole
 
 RADII = (36 / 255, 72 / 255, 108 / 255)
-BATCH = 16
+BATCH = 8
 """Images between two looks at the clock."""
+
+SAVED_EVERY = 8.0
+"""Seconds between two times that a process writes what it has."""
 
 
 def test_images(source: Path, most: int) -> tuple[Tensor, Tensor]:
@@ -62,16 +67,15 @@ class Progress:
     def __init__(self, path: Path, images: int) -> None:
         """Go on with a file that is there."""
         self.path = path
-        self.radius, self.limit = (np.full(images, np.nan) for _ in range(2))
-        self.seconds = 0.0
+        self.radius, self.limit, self.seconds = (np.full(images, np.nan) for _ in range(3))
         if path.is_file():
             with np.load(path) as held:
-                self.radius, self.limit, self.seconds = held["radius"], held["limit"], float(held["seconds"])
+                self.radius, self.limit, self.seconds = held["radius"], held["limit"], held["seconds"]
 
-    @property
-    def done(self) -> int:
-        """How many images are done; they are done in their order."""
-        return int(np.isfinite(self.radius).sum())
+    def open(self, share: int, of: int) -> np.ndarray:
+        """Return the numbers of the images that are left of a share, every `of`-th."""
+        numbers = np.arange(share, len(self.radius), of)
+        return numbers[np.isnan(self.radius[numbers])]
 
     def save(self) -> None:
         """Write the file whole, or leave the old one."""
@@ -79,15 +83,21 @@ class Progress:
         np.savez_compressed(part, radius=self.radius, limit=self.limit, seconds=self.seconds)
         part.replace(self.path)
 
+    def take(self, other: "Progress") -> None:
+        """Add what another process found."""
+        for mine, theirs in zip((self.radius, self.limit, self.seconds), (other.radius, other.limit, other.seconds), strict=True):
+            mine[:] = np.where(np.isnan(mine), theirs, mine)
+
     def figures(self) -> dict[str, object]:
-        """Return shares of the images done, in percent."""
-        radius, limit = self.radius[: self.done], self.limit[: self.done]
-        n = max(self.done, 1)
-        shares = {f"{round(255 * r)}/255": round(100 * float((radius >= r).sum()) / n, 2) for r in RADII}
-        limits = {f"{round(255 * r)}/255": round(100 * float((limit >= r).sum()) / n, 2) for r in RADII}
-        clean = round(100 * float((limit > 0).sum()) / n, 2)
-        per_image = round(self.seconds / n, 4)
-        return {"images": self.done, "clean": clean, "certified": shares, "limit": limits, "s_per_image": per_image}
+        """Return shares, in percent, of the images from the first on that are all done."""
+        left = np.isnan(self.radius).nonzero()[0]
+        n = int(left[0]) if len(left) else len(self.radius)
+        radius, limit, count = self.radius[:n], self.limit[:n], max(n, 1)
+        shares = {f"{round(255 * r)}/255": round(100 * float((radius >= r).sum()) / count, 2) for r in RADII}
+        limits = {f"{round(255 * r)}/255": round(100 * float((limit >= r).sum()) / count, 2) for r in RADII}
+        clean = round(100 * float((limit > 0).sum()) / count, 2)
+        each = round(float(np.nanmean(self.seconds[:n])), 4) if n else None
+        return {"images": n, "clean": clean, "certified": shares, "limit": limits, "seconds of an image": each}
 
 
 def certified(ready: Certifier, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -99,19 +109,49 @@ def certified(ready: Certifier, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.nd
     return torch.where(right, certificate.radius.cpu(), 0.0).numpy(), torch.where(right, limit.cpu(), 0.0).numpy()
 
 
-def run(network: Network, x: Tensor, y: Tensor, known: Progress, seconds: float) -> None:
-    """Certify images in their order until the time is used up."""
-    ready, end, told = certifier(network, 2, "quadratic", epsilons=RADII, progress=False), time.monotonic() + seconds, 0
-    while known.done < len(x) and time.monotonic() < end:
-        begun, start = time.monotonic(), known.done
-        part = slice(start, min(start + BATCH, len(x)))
-        known.radius[part], known.limit[part] = certified(ready, x[part], y[part])
-        known.seconds += time.monotonic() - begun
-        if known.done // 128 > told or known.done < 64:
-            told = known.done // 128
+def run(network: Network, x: Tensor, y: Tensor, known: Progress, seconds: float, share: tuple[int, int]) -> None:
+    """Certify a share of the images in their order until the time is used up."""
+    end = time.monotonic() + seconds
+    ready = certifier(network, 2, "quadratic", epsilons=RADII, progress=False)
+    saved = time.monotonic()
+    for numbers in np.array_split(known.open(*share), max(1, math.ceil(len(known.open(*share)) / BATCH))):
+        if time.monotonic() > end:
+            break
+        begun = time.monotonic()
+        known.radius[numbers], known.limit[numbers] = certified(ready, x[numbers], y[numbers])
+        known.seconds[numbers] = (time.monotonic() - begun) / max(1, len(numbers))
+        if time.monotonic() > saved + SAVED_EVERY:
+            saved = time.monotonic()
             known.save()
-            print(known.path.stem, known.figures(), flush=True)
     known.save()
+
+
+def side_by_side(path: Path, options: argparse.Namespace, seconds: float, images: int) -> Progress:
+    """Let several processes share the device, each with every so many images, and put together what they found."""
+    name = path.stem + ("-mirror" if options.mirror else "")
+    whole = Progress(options.out / f"{name}.npz", images)
+    whole.save()
+    shares = [Progress(options.out / f"{name}.npz", images) for _ in range(options.workers)]
+    command = [sys.executable, "-m", "benchmarks.image_certificate", "--data", str(options.data), "--models", str(path)]
+    command += ["--device", options.device, "--seconds", str(seconds), "--images", str(images), "--out", str(options.out)]
+    command += ["--mirror"] if options.mirror else []
+    running = []
+    for k, share in enumerate(shares):
+        share.path = options.out / f"{name}-{k}-of-{len(shares)}.npz"
+        share.save()
+        running.append(subprocess.Popen([*command, "--share", str(k), str(len(shares))]))
+    while any(process.poll() is None for process in running):
+        time.sleep(5)
+        told = Progress(options.out / f"{name}.npz", images)
+        for share in shares:
+            told.take(Progress(share.path, images))
+        told.save()
+        print(name, int((~np.isnan(told.radius)).sum()), told.figures(), flush=True)
+    for share in shares:
+        whole.take(Progress(share.path, images))
+        share.path.unlink()
+    whole.save()
+    return whole
 
 
 def terms(network: Network, x: Tensor, y: Tensor, images: int) -> list[dict[str, object]]:
@@ -196,26 +236,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=480.0, help="for all models together, in equal shares")
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the device")
+    parser.add_argument("--share", type=int, nargs=2, help="one process's number, and how many there are")
     parser.add_argument("--terms", type=int, default=0, help="take the loss of so many images apart instead")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    x, y = test_images(options.data, options.images)
     end = time.monotonic() + options.seconds
+    x, y = test_images(options.data, options.images)
     figures: dict[str, object] = {"device": device_name(options.device), "torch": torch.__version__}
     for place, path in enumerate(options.models):
         name = path.stem + ("-mirror" if options.mirror else "")
-        network = network_of(path, options.mirror, options.device)
-        with torch.no_grad():
-            if options.terms:
-                figures[name] = terms(network, x, y, options.terms)
-            else:
-                known = Progress(options.out / f"{name}.npz", len(x))
-                run(network, x, y, known, (end - time.monotonic()) / (len(options.models) - place))
-                figures[name] = known.figures()
-                print(name, figures[name], flush=True)
-        kind = "terms" if options.terms else "certified"
-        write_whole(options.out / f"{kind}.json", (json.dumps(figures, indent=2) + "\n").encode())
+        seconds = (end - time.monotonic()) / (len(options.models) - place)
+        if options.workers > 1 and not options.terms:
+            figures[name] = side_by_side(path, options, seconds, len(x)).figures()
+        else:
+            network = network_of(path, options.mirror, options.device)
+            share = tuple(options.share) if options.share else (0, 1)
+            ending = f"-{share[0]}-of-{share[1]}" if options.share else ""
+            with torch.no_grad():
+                if options.terms:
+                    figures[name] = terms(network, x, y, options.terms)
+                else:
+                    known = Progress(options.out / f"{name}{ending}.npz", len(x))
+                    run(network, x, y, known, end - time.monotonic() if options.share else seconds, share)
+                    figures[name] = known.figures()
+        if not options.share:
+            print(name, figures[name], flush=True)
+            kind = "terms" if options.terms else "certified"
+            write_whole(options.out / f"{kind}.json", (json.dumps(figures, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
 _EXPLICIT = 1100
 """Widest value whose path maps are made row by row."""
 
-_CORRELATED = {"cpu": 4200, "cuda": 8200}
+_CORRELATED = 4200
 """Widest activation whose neurons' tangents are compared with each other."""
 
 _POWERS = 8
@@ -295,10 +295,6 @@ class Expansion:
         return found
 
     @property
-    def _widest_correlated(self) -> int:
-        return _CORRELATED.get(self.device.type, _CORRELATED["cpu"])
-
-    @property
     def correlated(self) -> Collection[int]:
         """The activations whose squares are known together."""
         return self._correlations.keys()
@@ -309,7 +305,7 @@ class Expansion:
         found = {}
         for k, own in self.neurons.items():
             z = own.node.source
-            if z in self._kept and self._kept[z].shape[1] <= self._widest_correlated:
+            if z in self._kept and self._kept[z].shape[1] <= _CORRELATED:
                 found[k] = self._small_gram(z).square()
         return found
 
@@ -365,7 +361,7 @@ class Expansion:
         node = self.facts.network.nodes[z]
         if not isinstance(node, AffineNode) or len(node.terms) > 1 or node.terms[0].source != k:
             return None
-        if math.prod(node.shape) > self._widest_correlated:
+        if math.prod(node.shape) > _CORRELATED:
             return None
         unit = torch.eye(math.prod(node.shape), dtype=torch.float64, device=self.device)
         return node.terms[0].map.adjoint(unit.reshape(-1, *node.shape)).flatten(1)

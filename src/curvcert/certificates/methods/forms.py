@@ -34,10 +34,10 @@ from curvcert.propagation.reach import NetworkFacts
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
 
-_STAGES = 5
+_STAGES = 4
 """Expansions along a gradient, at most."""
 
-_PROGRESS = 0.1
+_PROGRESS = 0.15
 """Each proves at least this share of what is left of the way."""
 
 _HELD = (0.0, 0.5, 0.8, 1.0)
