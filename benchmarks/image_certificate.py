@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.certification import device_name
 from curvcert.certificates import Certifier, certifier
 from curvcert.certificates.methods.balls import Centres
-from curvcert.certificates.methods.forms import Rivals
+from curvcert.certificates.methods.forms import ByForms, Rivals
 from curvcert.certificates.methods.method import Samples
 from curvcert.certificates.pointwise import evaluate_points
 from curvcert.certificates.radii import decided
@@ -75,7 +75,8 @@ class Progress:
     def open(self, share: int, of: int) -> np.ndarray:
         """Return the numbers of the images that are left of a share, every `of`-th."""
         numbers = np.arange(share, len(self.radius), of)
-        return numbers[np.isnan(self.radius[numbers])]
+        left: np.ndarray = numbers[np.isnan(self.radius[numbers])]
+        return left
 
     def save(self) -> None:
         """Write the file whole, or leave the old one."""
@@ -85,7 +86,9 @@ class Progress:
 
     def take(self, other: "Progress") -> None:
         """Add what another process found."""
-        for mine, theirs in zip((self.radius, self.limit, self.seconds), (other.radius, other.limit, other.seconds), strict=True):
+        for mine, theirs in zip(
+            (self.radius, self.limit, self.seconds), (other.radius, other.limit, other.seconds), strict=True
+        ):
             mine[:] = np.where(np.isnan(mine), theirs, mine)
 
     def figures(self) -> dict[str, object]:
@@ -103,10 +106,13 @@ class Progress:
 def certified(ready: Certifier, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return certified radii, 0 where wrong, and linear limits, 0 where wrong."""
     certificate = ready(x, y, progress=False)
-    at = evaluate_points(ready.question.outputs, x.to(ready.network.device), y.to(ready.network.device), ready.question.deviations)
+    at = evaluate_points(
+        ready.question.outputs, x.to(ready.network.device), y.to(ready.network.device), ready.question.deviations
+    )
     limit = (at.margin / at.gradient_norm.clamp(min=1e-300)).amin(dim=1)
     right = certificate.correct.cpu()
-    return torch.where(right, certificate.radius.cpu(), 0.0).numpy(), torch.where(right, limit.cpu(), 0.0).numpy()
+    radius, limit = (torch.where(right, each.cpu(), 0.0) for each in (certificate.radius, limit))
+    return np.asarray(radius), np.asarray(limit)
 
 
 def run(network: Network, x: Tensor, y: Tensor, known: Progress, seconds: float, share: tuple[int, int]) -> None:
@@ -133,7 +139,16 @@ def side_by_side(path: Path, options: argparse.Namespace, seconds: float, images
     whole.save()
     shares = [Progress(options.out / f"{name}.npz", images) for _ in range(options.workers)]
     command = [sys.executable, "-m", "benchmarks.image_certificate", "--data", str(options.data), "--models", str(path)]
-    command += ["--device", options.device, "--seconds", str(seconds), "--images", str(images), "--out", str(options.out)]
+    command += [
+        "--device",
+        options.device,
+        "--seconds",
+        str(seconds),
+        "--images",
+        str(images),
+        "--out",
+        str(options.out),
+    ]
     command += ["--mirror"] if options.mirror else []
     running = []
     for k, share in enumerate(shares):
@@ -157,11 +172,16 @@ def side_by_side(path: Path, options: argparse.Namespace, seconds: float, images
 def terms(network: Network, x: Tensor, y: Tensor, images: int) -> list[dict[str, object]]:
     """Return what the loss is made of at each radius that the limit leaves, for the nearest rival of some images."""
     ready, found = certifier(network, 2, "quadratic", epsilons=RADII, progress=False), list[dict[str, object]]()
-    step = next(step for step in ready.plan if step.way == "quadratic")
+    step = next(step for step in ready.plan if isinstance(step, ByForms))
     for n in range(len(x)):
         if len({row["image"] for row in found}) == images:
             break
-        at = evaluate_points(ready.question.outputs, x[n : n + 1].to(network.device), y[n : n + 1].to(network.device), ready.question.deviations)
+        at = evaluate_points(
+            ready.question.outputs,
+            x[n : n + 1].to(network.device),
+            y[n : n + 1].to(network.device),
+            ready.question.deviations,
+        )
         samples = Samples(ready.question, x[n : n + 1].to(network.device), at)
         if not bool(samples.points.correct) or float(samples.limit) < RADII[0]:
             continue
@@ -182,8 +202,14 @@ def terms(network: Network, x: Tensor, y: Tensor, images: int) -> list[dict[str,
                 continue
             ball = Ball(expansion, decided(radius))
             clock.lap("ball")
-            row: dict[str, object] = {"image": n, "radius": round(255 * radius), "room": float(centre.margin[0, rival] - steep[rival] * radius)}
-            some = sorted((k for k in range(len(limits)) if math.isfinite(float(limits[k]))), key=lambda k: float(limits[k]))
+            row: dict[str, object] = {
+                "image": n,
+                "radius": round(255 * radius),
+                "room": float(centre.margin[0, rival] - steep[rival] * radius),
+            }
+            some = sorted(
+                (k for k in range(len(limits)) if math.isfinite(float(limits[k]))), key=lambda k: float(limits[k])
+            )
             for name, group in (("own", [rival]), ("shared", some)):
                 form = Form(functions, group, ball)
                 clock.lap("form")

@@ -76,7 +76,9 @@ class QuadraticForm:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    return inflate(torch.linalg.vector_norm(x, dim=-1), gamma(x.shape[-1] + 4))
+    """Bound the 2-norms along the last dimension."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return inflate(length, gamma(x.shape[-1] + 4))
 
 
 def _krylov(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -99,19 +101,21 @@ def _krylov(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
             w = w - (V.mT @ share.unsqueeze(2)).squeeze(2)
         beside = torch.linalg.vector_norm(w, dim=1)
         # At the end of the space only zeros follow.
-        v = w / torch.where(beside > _BREAKDOWN * torch.linalg.vector_norm(T[:, :, j], dim=1), beside, torch.inf)[:, None]
+        least = _BREAKDOWN * torch.linalg.vector_norm(T[:, :, j], dim=1)
+        v = w / torch.where(beside > least, beside, torch.inf)[:, None]
     T = (T.triu() + T.triu(1).mT).nan_to_num(0.0, 0.0, 0.0).cpu()
     values, turns = torch.linalg.eigh(T)
     highest = float(values.max())
     values, turns = values.to(g.device), turns.to(g.device)
     first = turns[:-1, 0] * length[:-1, None]
-    return V[:-1].mT @ turns[:-1], values[:-1], first, highest
+    basis: Tensor = V[:-1].mT @ turns[:-1]
+    return basis, values[:-1], first, highest
 
 
 def _best_shift(values: Tensor, first: Tensor, t: Tensor, least: Tensor) -> Tensor:
     """Return about the shifts, (rows, radii), at which y has the length t, or the least one."""
     low = least.expand(len(values), len(t)).clone()
-    high = low + torch.linalg.vector_norm(first, dim=1)[:, None] / t
+    high: Tensor = low + torch.linalg.vector_norm(first, dim=1)[:, None] / t
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         lengths = (first.unsqueeze(1) / (middle.unsqueeze(2) - values.unsqueeze(1))).square().sum(dim=2)

@@ -31,7 +31,7 @@ The form serves every function whose weights are no larger, and every smaller ba
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -128,7 +128,9 @@ class Expansion:
     def _neurons(self, node: ElementwiseNode) -> Neurons:
         z = self.evaluation.values[node.source]
         lower, upper = z.value[0] - z.error[0], z.value[0] + z.error[0]
-        lower, upper = (torch.nextafter(end, side * torch.ones_like(end) * torch.inf) for end, side in ((lower, -1), (upper, 1)))
+        lower, upper = (
+            torch.nextafter(end, side * torch.ones_like(end) * torch.inf) for end, side in ((lower, -1), (upper, 1))
+        )
         slope = node.activation.derivative(z.value[0])
         least, greatest = derivative_range(node.activation, lower, upper)
         error = inflate(torch.maximum(greatest - slope, slope - least).clamp(min=0.0), 4 * UNIT_ROUNDOFF)
@@ -160,7 +162,9 @@ class Expansion:
 
     def _find_tangents(self) -> None:
         nodes = self.facts.network.nodes
-        squares = {z: torch.zeros(math.prod(nodes[z].shape), dtype=torch.float64, device=self.device) for z in self.bent}
+        squares = {
+            z: torch.zeros(math.prod(nodes[z].shape), dtype=torch.float64, device=self.device) for z in self.bent
+        }
         totals = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in nodes]
         self._kept: dict[int, Tensor] = {}
         for part in self.parts:
@@ -223,7 +227,9 @@ class Expansion:
         pieces = []
         for part in self.parts:
             bent = (q.square() * self.tangents(z, part)).reshape(-1, *shape)
-            pieces.append(sum((term.map.adjoint(bent) for term in node.terms[1:]), node.terms[0].map.adjoint(bent)).flatten(1))
+            pieces.append(
+                sum((term.map.adjoint(bent) for term in node.terms[1:]), node.terms[0].map.adjoint(bent)).flatten(1)
+            )
         return torch.cat(pieces)
 
     # Path maps
@@ -241,7 +247,7 @@ class Expansion:
         return found
 
     @cached_property
-    def _path_grams(self) -> Mapping[tuple[int, int], tuple[Tensor, Tensor]]:
+    def _path_grams(self) -> Mapping[tuple[int, int], tuple[Tensor, float]]:
         """P P' of every path map that is made row by row, and a bound on its error over the rows' squared norms."""
         found = {}
         for z, swept in self.paths.items():
@@ -257,7 +263,9 @@ class Expansion:
         gram, relative = self._path_grams[z, k]
         root = weights.flatten().sqrt()
         trace = (weights.flatten() * gram.diagonal()).sum()
-        square = gram_norm_upper_bound(root[:, None] * gram * root, _SQUARINGS) + (relative + 16 * UNIT_ROUNDOFF) * trace
+        square = (
+            gram_norm_upper_bound(root[:, None] * gram * root, _SQUARINGS) + (relative + 16 * UNIT_ROUNDOFF) * trace
+        )
         return inflate(square.sqrt(), gamma(len(root) + 16)) + TINY
 
     @cached_property
@@ -279,7 +287,9 @@ class Expansion:
                     found[value, k] = inflate(self.slopes[value].abs().amax() * found[node.source, k], 0.0)
                 if (value, k) in found and (value, k) in self._path_grams:
                     shape = self.facts.network.nodes[value].shape
-                    exact = self.weighted_path_norm(value, k, torch.ones(shape, dtype=torch.float64, device=self.device))
+                    exact = self.weighted_path_norm(
+                        value, k, torch.ones(shape, dtype=torch.float64, device=self.device)
+                    )
                     found[value, k] = torch.minimum(found[value, k], exact)
         return found
 
@@ -348,9 +358,13 @@ class Expansion:
                 assert top is not None
                 sizes = lengths(P)
                 off = gamma(4 * len(h) + 32) * top.square() + self._correlation_error(k, h.abs())
-                entries = ((product * weighted).sum(dim=1).clamp(min=0.0) + inflate(off * sizes.square(), gamma(8))).sqrt()
+                entries = (
+                    (product * weighted).sum(dim=1).clamp(min=0.0) + inflate(off * sizes.square(), gamma(8))
+                ).sqrt()
                 gram = product @ weighted.mT
-                whole = gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS) + inflate(off * sizes.square().sum(), gamma(8))
+                whole = gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS) + inflate(
+                    off * sizes.square().sum(), gamma(8)
+                )
                 found[z, k] = inflate(entries, gamma(8)) + TINY, inflate(whole.sqrt(), gamma(8)) + TINY
         return found
 
@@ -580,8 +594,8 @@ class Form:
     def _needed(self, weights: Mapping[int, Tensor], sizes: Mapping[int, Tensor]) -> dict[int, Tensor]:
         r"""Return :math:`\kappa` with :math:`\sum_l v_l^+ R_l^2 \le \sum_i \kappa_i |\rho_i|^2`, but for rounding.
 
-        For each pre-activation :math:`(\sum_i p_i s_i)^2 \le (\sum_i p_i \hat s_i) \sum_i p_i s_i^2 / \hat s_i`, with any
-        positive :math:`\hat s`: those that are expected along the gradient.
+        For each pre-activation :math:`(\sum_i p_i s_i)^2 \le (\sum_i p_i \hat s_i) \sum_i p_i s_i^2 / \hat s_i`, with
+        any positive :math:`\hat s`: those that are expected along the gradient.
         """
         expansion, found = self.expansion, dict.fromkeys(self.functions.u, torch.zeros_like(self.expansion.sizes[0]))
         for z, weight in weights.items():
@@ -663,14 +677,19 @@ class Form:
 
     def _narrower(self) -> dict[int, tuple[int, AbstractLinearMap]]:
         """Return, for activations that one narrower affine value alone reads, that value and the map to it."""
-        nodes, found = self.expansion.facts.network.nodes[: self.expansion.last + 1], dict[int, tuple[int, AbstractLinearMap]]()
+        found: dict[int, tuple[int, AbstractLinearMap]] = {}
+        nodes = self.expansion.facts.network.nodes[: self.expansion.last + 1]
         for k in self.expansion.slopes:
-            readers = [(value, node) for value, node in enumerate(nodes) if k in node.sources]
-            if len(readers) == 1 and isinstance(readers[0][1], AffineNode):
-                value, node = readers[0]
-                maps = [term.map for term in node.terms if term.source == k]
-                if len(maps) == 1 and maps[0].out_size < maps[0].in_size:
-                    found[k] = value, maps[0]
+            uses = [
+                (value, term.map)
+                for value, node in enumerate(nodes)
+                if isinstance(node, AffineNode)
+                for term in node.terms
+                if term.source == k
+            ]
+            alone = sum(k in node.sources for node in nodes) == len(uses) == 1
+            if alone and uses[0][1].out_size < uses[0][1].in_size:
+                found[k] = uses[0]
         return found
 
     def _matrix(self) -> QuadraticForm:
@@ -680,63 +699,88 @@ class Form:
         """
         expansion, narrower = self.expansion, self._narrower()
         total = torch.empty(expansion.inputs, expansion.inputs, dtype=torch.float64, device=expansion.device)
-        left: dict[int, Tensor] = {}
-        right: dict[int, Tensor] = {}
-        squares: dict[str, dict[int, Tensor]] = {"sizes": {}, "lost": {}, "weighted": {}, "products": {}}
-
-        def note(name: str, k: int, rows: Tensor) -> None:
-            known = squares[name].get(k, torch.zeros_like(expansion.sizes[0]))
-            squares[name][k] = known + torch.linalg.vector_norm(rows).square()
-
-        def put(store: dict[int, Tensor], k: int, part: slice, rows: Tensor) -> None:
-            if k not in store:
-                store[k] = rows.new_empty(expansion.inputs, rows[0].numel())
-            store[k][part] = rows.flatten(1)
-
+        factors, sums = _Factors(expansion.inputs), _Sums()
         keep = {*self.coupling, *(value for value, _ in narrower.values())}
         for part in expansion.parts:
-            swept = self._swept(self._weights, lambda z, part=part: expansion.tangents(z, part), keep)
+            swept = self._swept(self._weights, partial(expansion.tangents, part=part), keep)
             total[part] = swept.start.flatten(1)
-            for value, size in swept.sizes.items():
-                note("sizes", value, size)
-            for value, lost in swept.lost.items():
-                note("lost", value, lost)
-            for k in expansion.slopes:
-                if k not in self.coupling:
-                    continue
+            sums.add("size", swept.sizes)
+            sums.add("lost", swept.lost)
+            for k in self.coupling:
                 weighted = self.coupling[k] * swept.kept[k]
                 if k in narrower:
                     value, A = narrower[k]
-                    put(left, k, part, swept.kept[value])
-                    put(right, k, part, A.apply(weighted))
-                    note("weighted", k, weighted)
+                    factors.put(k, part, swept.kept[value], A.apply(weighted))
+                    sums.add("weighted", {k: weighted})
                 else:
-                    put(left, k, part, swept.kept[k])
-                    put(right, k, part, weighted)
-        self._sizes, self._lost, weighted, _ = (
-            {k: inflate(square, gamma(1 << 30)).sqrt() + TINY for k, square in each.items()} for each in squares.values()
-        )
-        last = expansion.last
+                    factors.put(k, part, swept.kept[k], weighted)
+        self._sizes, self._lost = sums.roots("size"), sums.roots("lost")
         # Forming what is added to the last value rounds once, as `swept_back` has it for all others.
-        self._lost[last] = self._lost.get(last, 0.0) + 2 * UNIT_ROUNDOFF * self._sizes[last]
-        error = torch.zeros_like(expansion.sizes[0])
-        for value, size in self._sizes.items():
-            error = error + 2 * size * expansion.defects[value]
-        for value, lost in self._lost.items():
-            error = error + 2 * lost * expansion.sizes[value]
+        last = expansion.last
+        self._lost[last] = self._lost.get(last, 0 * self._sizes[last]) + 2 * UNIT_ROUNDOFF * self._sizes[last]
+        error = self._swept_error()
         total = (total + total.mT) / 2
-        for k in list(left):
-            B, Y = left.pop(k), right.pop(k)
-            product = B @ Y.mT
-            total = total + (product + product.mT) / 2
-            sizes = inflate(torch.linalg.vector_norm(B) * torch.linalg.vector_norm(Y), gamma(1 << 30))
-            error = error + gamma(B.shape[1] + 8) * sizes
+        for k in list(factors.left):
+            product, off = factors.product(k)
+            total, error = total + (product + product.mT) / 2, error + off
             if k in narrower:
                 value, A = narrower[k]
-                lengths_ = gamma(rounding_length(A) + 2) * expansion.facts.norms.absolute(A, 2)
-                error = error + weighted[k] * (self._lost[k] + lengths_ * self._sizes[value])
+                rounding = gamma(rounding_length(A) + 2) * expansion.facts.norms.absolute(A, 2) * self._sizes[value]
+                error = error + sums.roots("weighted")[k] * (self._lost[k] + rounding)
         error = error + gamma(4 * len(expansion.slopes) + 16) * torch.linalg.vector_norm(total)
         return QuadraticForm((total + total.mT) / 2, inflate(error, gamma(1 << 20)))
+
+    def _swept_error(self) -> Tensor:
+        """Bound what the defects of the tangents, and the losses of the sweep back, do to M."""
+        error = torch.zeros_like(self.expansion.sizes[0])
+        for value, size in self._sizes.items():
+            error = error + 2 * size * self.expansion.defects[value]
+        for value, lost in self._lost.items():
+            error = error + 2 * lost * self.expansion.sizes[value]
+        return error
+
+
+class _Factors:
+    """Pairs of matrices whose products are wanted, filled in a few rows at a time."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.left: dict[int, Tensor] = {}
+        self._right: dict[int, Tensor] = {}
+
+    def put(self, k: int, part: slice, left: Tensor, right: Tensor) -> None:
+        """Note some rows of both."""
+        for store, rows in ((self.left, left), (self._right, right)):
+            if k not in store:
+                store[k] = rows.new_empty(self._rows, rows[0].numel())
+            store[k][part] = rows.flatten(1)
+
+    def product(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return the product of a pair, which is let go, and a bound on its rounding."""
+        left, right = self.left.pop(k), self._right.pop(k)
+        size = torch.linalg.vector_norm(left) * torch.linalg.vector_norm(right)
+        return left @ right.mT, inflate(gamma(left.shape[1] + 8) * size, gamma(1 << 30))
+
+
+class _Sums:
+    """Sums of squares by name and value."""
+
+    def __init__(self) -> None:
+        self._squares: dict[str, dict[int, Tensor]] = {}
+
+    def add(self, name: str, rows: Mapping[int, Tensor]) -> None:
+        """Add the squares of some numbers of each value."""
+        known = self._squares.setdefault(name, {})
+        for k, more in rows.items():
+            square = torch.linalg.vector_norm(more).square()
+            known[k] = known[k] + square if k in known else square
+
+    def roots(self, name: str) -> dict[int, Tensor]:
+        """Return bounds on the roots of the sums."""
+        found = self._squares.get(name, {})
+        return {
+            k: inflate(square, gamma(1 << 30)).sqrt() * (1 + 4 * UNIT_ROUNDOFF) + TINY for k, square in found.items()
+        }
 
 
 def _mixed(x: Tensor) -> Tensor:

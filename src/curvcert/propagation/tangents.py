@@ -1,4 +1,4 @@
-r"""Sweeps along the tangent of a network at a point: what every value does to first order, and what rounding does to it.
+r"""Sweeps along the tangent of a network at a point: what values do to first order, and what rounding does to it.
 
 With one slope for each neuron, any floats, :math:`da = S dz + \rho` at every activation; affine nodes are what they
 are.  Two sweeps follow the linear part:
@@ -44,9 +44,11 @@ class Forward(AbstractForward[Tensor]):
         self._number = {id(node): k for k, node in enumerate(facts.network.nodes)}
 
     def affine(self, node: AffineNode, values: Sequence[Tensor]) -> Tensor:
+        """Return what the maps make of tangents."""
         return reduce(torch.add, (term.map.apply(T) for term, T in zip(node.terms, values, strict=True)))
 
     def elementwise(self, node: ElementwiseNode, value: Tensor) -> Tensor:
+        """Return tangents times slopes."""
         return self._slopes[self._number[id(node)]] * value
 
 

@@ -3,9 +3,9 @@ r"""Radii by quadratic forms about each sample, one sample at a time: for layers
 A form for all rivals together is made first, since what most of them need is little; those that it leaves open have
 forms of their own, the nearest first.  Every radius that is tried is a proof of its own, or none.
 
-*Approach.*  Let v be the direction of a rival's gradient, and :math:`a = v \cdot d`.  A form leaves the most to gain
-where d is along v, and there it loses the most by what the network does in other directions.  So what a form at x proves
-of the ball is cut: with the slope along v less by :math:`\nu`, it proves the part :math:`a \le a_1` for
+*Approach.*  Let v be the direction of a rival's gradient, and :math:`a = v \cdot d`.  What a form about x loses in
+other directions matters least where a is small, as the rival is lower there.  So it proves a part of the ball,
+:math:`a \le a_1`, with the slope along v less by any :math:`\nu > 0`:
 
 .. math:: \nu a_1 = m - \max_{|d| \le t} (g - \nu v) \cdot d + \tfrac12 d^T H d - \ldots
 
@@ -18,7 +18,6 @@ multiplier :math:`\Lambda_1 \ge 0` of that, and :math:`\Lambda \ge \Lambda_1` of
 """
 
 import math
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,6 @@ from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
-
 
 _STAGES = 4
 """Expansions along a gradient, at most."""
@@ -113,7 +111,7 @@ class Rivals:
             further = _proven_up_to(form, function, ball, v, at, t, margin)
             if further >= t:
                 return True
-            if further < at + _PROGRESS * (t - at):
+            if not further >= at + _PROGRESS * (t - at):
                 return False
             at = further
             # Nothing of the cut ball is further from the new point, whose own rounding is far less than this adds.
@@ -132,12 +130,17 @@ class Rivals:
         row, last = rows.flatten(), evaluation.output
         gap = -(row * last.value.flatten()).sum()
         lost = (row.abs() * last.error.flatten()).sum() + self._losses[int(row.argmax())]
-        return gap - inflate(lost + 4 * UNIT_ROUNDOFF * (row.abs() * last.value.flatten().abs()).sum(), gamma(len(row) + 8))
+        return gap - inflate(
+            lost + 4 * UNIT_ROUNDOFF * (row.abs() * last.value.flatten().abs()).sum(), gamma(len(row) + 8)
+        )
 
     def risen(self, radius: float, largest: Ball) -> Tensor:
         """Bound how far each rival rises over a ball, (classes,); 0 for the label."""
         found = torch.zeros_like(self.margin)
-        ball, some = Ball(self._expansion, radius, larger=largest), sorted(self.others, key=lambda k: float(self.limits[k]))
+        ball, some = (
+            Ball(self._expansion, radius, larger=largest),
+            sorted(self.others, key=lambda k: float(self.limits[k])),
+        )
         found[some] = Form(self._functions, some, ball).rises(some, [ball])[:, 0]
         for k in some:
             if bool(found[k] >= self.margin[k]) and radius < float(self.limits[k]):

@@ -77,7 +77,9 @@ class QuadraticRadius(AbstractCertificateMethod):
             return [_ByModels(facts, cost=38 if question.epsilons else 80)]
         work = form_work(network)
         if not question.alone and work > AUTO_WORK and network.device.type == "cpu":
-            raise UnsupportedModule(f"a form of one sample takes {work:.2g} products (over {AUTO_WORK:.2g}); ask for it by name")
+            raise UnsupportedModule(
+                f"a form of one sample takes {work:.2g} products (over {AUTO_WORK:.2g}); ask for it by name"
+            )
         return [ByForms(facts)]
 
 
