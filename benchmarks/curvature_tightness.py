@@ -28,6 +28,7 @@ from torch import Tensor, nn
 import curvcert
 from benchmarks.drawing import grid, legend_below
 from benchmarks.harness import ROOT, figures_of, write_record
+from benchmarks.reproduce.paper_bounds import PaperBounds, paper_pair_curvature
 from curvcert.bounds.curvature import Compositional
 from curvcert.data import load_digits
 from curvcert.picture_files import write_figure
@@ -152,7 +153,7 @@ def measure(case: Case, steps: int, ascent: int) -> dict[str, Any]:
         for name, (_, method) in METHODS.items()
         if method is not None
     }
-    bounds["paper"] = math.sqrt(2) * float(curvcert.curvature(network, method=Compositional(["sdp"])))
+    bounds["paper"] = float(paper_pair_curvature(PaperBounds(network)))
     best = curvcert.curvature(network, pair=PAIR)
     local = curvcert.curvature(network, pair=PAIR, at=test[:64], radius=RADIUS)
     small = curvcert.curvature(network, pair=PAIR, at=test[:64], radius=SMALL_RADIUS)

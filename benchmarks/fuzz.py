@@ -44,7 +44,7 @@ from curvcert.certificates import certify, load_certificate
 from curvcert.checker import check_certificate
 from curvcert.cli.inputs import Inputs, load_inputs
 from curvcert.cli.models import ModelChoice, load_network
-from curvcert.cli.parts import Parts, Plan, digest_of
+from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
 from curvcert.errors import CurvcertError, InvalidInput
 from curvcert.falsifier import Counterexample, load_counterexample, replay, save_counterexample
 from curvcert.network import load_onnx, trace
@@ -116,7 +116,7 @@ def specimens(folder: Path) -> dict[str, Specimen]:
     data = folder / "data.npz"
     np.savez(data, x=arrays, y=labels)
     plan = Plan("0", network_digest(net), digest_of(x), digest_of(certificate.label), 3, 3, _OPTIONS)
-    parts = Parts(folder / "parts", plan, Inputs(x, certificate.label, "data"))
+    parts = SavedParts(folder / "parts", plan, Inputs(x, certificate.label, "data"))
     parts.open(False)
     parts.save(slice(0, 3), certificate, Attack(torch.ones(3, dtype=torch.bool), x.clone()))
     trained, weights = folder / "model.safetensors", folder / "weights.safetensors"

@@ -148,7 +148,7 @@ class Bounded:
     def _change(self, layers: Layers, others: Tensor) -> GradientChange:
         centres = self.centres(layers, others)
         ball = over_balls(centres, self.t, math.prod(self.network.in_shape))
-        return gradient_change(centres, ball, self.t, others.shape[1])
+        return gradient_change(ball, self.t, others.shape[1])
 
     def centres(self, layers: Layers, others: Tensor) -> list[AtCentre]:
         """Return what the certificate knows of every layer at the points."""

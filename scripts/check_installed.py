@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import torch
+
 import curvcert
 from curvcert.data import load_demo_network, load_digits
 
@@ -16,6 +18,11 @@ def main(source_tree: Path) -> None:
     logits = load_demo_network().double()(digits.as_float64())
     accuracy = (logits.argmax(dim=1) == digits.labels).double().mean().item()
     print(f"curvcert {curvcert.__version__}: {len(digits)} test digits, demo network {accuracy:.1%} accurate")
+    there = [entry for entry in curvcert.zoo.entries() if entry.available]
+    for entry in there:
+        with torch.no_grad():
+            curvcert.zoo.load(entry.name, entry.seed)
+    print(f"zoo: {', '.join(f'{entry.name} (seed {entry.seed})' for entry in there)}")
 
 
 if __name__ == "__main__":

@@ -53,3 +53,18 @@ def test_constraints_cover_what_is_installed() -> None:
     extras = project["optional-dependencies"]
     for requirement in (*project["dependencies"], *extras["dev"], *extras["docs"]):
         assert re.split(r"[\[>=<]", requirement)[0].lower() in pinned
+
+
+def test_wheel_brings_small_networks_of_the_zoo(wheel: zipfile.ZipFile) -> None:
+    zoo = {info.filename: info.file_size for info in wheel.infolist() if "/zoo_files/weights/" in info.filename}
+    assert "curvcert/zoo_files/weights/digests.json" in zoo
+    assert sum(name.endswith(".safetensors") for name in zoo) >= 5
+    assert sum(zoo.values()) <= 5 * 2**20
+
+
+def test_hosted_tests_run_on_every_version_that_the_classifiers_name() -> None:
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    named = [found[1] for line in classifiers if (found := re.search(r":: Python :: (3\.\d+)$", line))]
+    matrix = re.search(r"python: \[(.*)\]", (ROOT / ".github/workflows/tests.yml").read_text())
+    assert matrix is not None
+    assert re.findall(r'"([\d.]+)"', matrix[1]) == named

@@ -11,6 +11,7 @@ from benchmarks.reproduce.one_lipschitz_attacks import ONE_LIPSCHITZ_ATTACKS
 from benchmarks.reproduce.reproducing import reproduce
 from benchmarks.reproduce.table1 import TABLE1
 from benchmarks.reproduce.tanh_anchor import TANH_ANCHOR
+from benchmarks.reproduce.two_radii import TWO_RADII
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -23,6 +24,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ONE_LIPSCHITZ_ATTACKS,
         CURVATURE_VS_LIPSCHITZ,
         TANH_ANCHOR,
+        TWO_RADII,
         COMPLEXITY,
     )
 }

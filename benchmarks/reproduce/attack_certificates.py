@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.drawing import BLUE, GREY, ORANGE, bars, finish, panels
-from benchmarks.reproduce.certificates_of_the_paper import evaluator, paper_pair_curvature
+from benchmarks.reproduce.certificates_of_the_paper import evaluator
 from benchmarks.reproduce.experiment import Options, histogram, make_record, percent, save_arrays
 from benchmarks.reproduce.models import Subject, experiment_recipe, recipe_behind, small_dense, subject, with_options
+from benchmarks.reproduce.paper_bounds import PaperBounds, paper_pair_curvature
 from benchmarks.reproduce.searching import require_consistent, searched_distances
 from curvcert.bounds.curvature import curvature
 from curvcert.certificates import certify
@@ -68,7 +69,7 @@ def witnesses(measured: Subject, constants: str) -> tuple[Tensor, Tensor]:
     """Return the distance of every sample's witness (inf where none), and whether it replays once more."""
     network, evaluate, n = measured.network, evaluator(measured.network), measured.network.outputs
     if constants == "paper":
-        K = paper_pair_curvature(network).expand(n, n)
+        K = paper_pair_curvature(PaperBounds(network)).expand(n, n)
     else:
         K = pair_table(curvature(network, pair="all").value, network)
     distances, replayed = [], []

@@ -43,7 +43,7 @@ def draw(record: Record, path: Path) -> None:
 ATTACK_GAP = Experiment(
     NAME,
     "Certificates and attack certificates enclose the robust accuracy at 36/255 in a narrow range.",
-    "Figure 6",
+    ("fig:attack_example",),
     run,
     draw,
     curvature_trained_model,

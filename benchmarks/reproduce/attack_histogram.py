@@ -26,7 +26,7 @@ def run(options: Options) -> Record:
 ATTACK_HISTOGRAM = Experiment(
     NAME,
     "Attack certificates prove hundreds of samples of the curvature-trained 6F to be misclassified within 36/255.",
-    "Figure 5",
+    ("fig:newCertifiedAttackRadius",),
     run,
     draw_histogram,
     curvature_trained_model,

@@ -1,55 +1,21 @@
-r"""What the paper's method certifies, with sound norms: its constants for pairs of classes, and the radii they give.
+"""What the paper's method certifies, with sound norms: the radii that its constants (`paper_bounds.py`) give."""
 
-The paper bounds the vector f by its Algorithm 1 with the block bound `prop:analyticalSdp`; since
-:math:`f_i - f_j = (e_i - e_j)^T f`, a pair's constant is :math:`\sqrt 2` times that.
-"""
-
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from benchmarks.reproduce.models import Subject
-from curvcert.bounds.curvature import Compositional
-from curvcert.bounds.curvature.portfolio import curvature_of
-from curvcert.bounds.lipschitz import lipschitz
-from curvcert.bounds.lipschitz.problem import Problem, all_pairs, make_problem, outputs_of
+from benchmarks.reproduce.paper_bounds import PaperBounds, paper_pair_curvature, paper_pair_lipschitz
+from curvcert.bounds.lipschitz.problem import Problem, all_pairs, outputs_of
 from curvcert.certificates.constants import pair_deviations, pair_table
 from curvcert.certificates.pointwise import Pointwise, evaluate_points
-from curvcert.certificates.radii import curvature_radius
+from curvcert.certificates.radii import curvature_radius, lipschitz_radius
 from curvcert.network import Block, Network
-from curvcert.operators import NormBounds
-from curvcert.rounding import inflate
 
-SQRT_2_ABOVE = math.nextafter(math.sqrt(2), 2)
 ANCHORED_CHEAPLY, ANCHORED_SUBSET = 256, 200
 """Beyond the first width, on a CPU, anchored constants are computed for so many samples only."""
-
-
-def paper_pair_curvature(network: Network, at: Tensor | None = None, norms: NormBounds | None = None) -> Tensor:
-    r"""Bound the curvature of every pair as the paper does: :math:`\sqrt 2 K`, globally or anchored at each sample.
-
-    Norms of the network that are known from another bound are not computed again.
-
-    >>> from torch import nn
-    >>> from curvcert.network import trace
-    >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).eval()
-    >>> _ = nn.init.constant_(model[0].weight, 3.0)
-    >>> K = paper_pair_curvature(trace(model, torch.zeros(1, 1)))
-    >>> round(float(K) / (9 * 4 / 27**0.5), 9) == round(2**0.5, 9)
-    True
-    """
-    method = Compositional(["sdp"]) if at is None else "anchored"
-    problem = make_problem(network, 2, None, at, None, None, None)
-    problem = problem if norms is None else replace(problem, norms=norms)
-    return inflate(SQRT_2_ABOVE * curvature_of(problem, method).value, 0.0)
-
-
-def paper_pair_lipschitz(network: Network) -> Tensor:
-    r"""Bound the Lipschitz constant of every pair as the paper does: :math:`\sqrt 2 L` with L of the vector f."""
-    return inflate(SQRT_2_ABOVE * lipschitz(network, method="liplt").value, 0.0)
 
 
 def widest_layer(network: Network) -> int:
@@ -67,9 +33,9 @@ class Evaluator:
     deviations: Tensor
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, y: Tensor) -> Pointwise:
+    def __call__(self, x: Tensor, y: Tensor, gradients: bool = True) -> Pointwise:
         """Evaluate a batch."""
-        return evaluate_points(outputs_of(self.pairs, self.network), x, y, self.deviations)
+        return evaluate_points(outputs_of(self.pairs, self.network), x, y, self.deviations, gradients)
 
 
 def evaluator(network: Network) -> Evaluator:
@@ -78,19 +44,41 @@ def evaluator(network: Network) -> Evaluator:
     return Evaluator(network, pairs, pair_table(pair_deviations(pairs), network))
 
 
+def plain_radii(subject: Subject, batch: int = 250) -> tuple[Tensor, Tensor]:
+    r"""Return the radii :math:`m / (\sqrt 2 L)` of the samples, 0 where misclassified, and which are correct.
+
+    For a 1-Lipschitz network, whose L the paper's recursion gives too, this is what its authors certify by.
+    """
+    evaluate = evaluator(subject.network)
+    L = paper_pair_lipschitz(PaperBounds(subject.network, evaluate.pairs.norms))
+    parts = [
+        evaluate(x, y, gradients=False) for x, y in zip(subject.x.split(batch), subject.y.split(batch), strict=True)
+    ]
+    radii = [_least(lipschitz_radius(points.margin, L.expand_as(points.margin)), points) for points in parts]
+    return torch.cat(radii), torch.cat([points.correct for points in parts])
+
+
+def _least(pairs: Tensor, points: Pointwise) -> Tensor:
+    """Return the least radius over the classes beside the label; 0 for a sample that is misclassified."""
+    least = pairs.scatter(1, points.label[:, None], torch.inf).amin(dim=1)
+    return torch.where(points.correct, least, 0.0)
+
+
 def paper_radii(subject: Subject, anchored: bool, batch: int = 250) -> tuple[Tensor, Tensor]:
-    """Return the paper's certified radii, 0 where a sample is misclassified, and which samples are correct."""
+    """Return the paper's certified radii, 0 where a sample is misclassified, and which samples are correct.
+
+    The anchored ones are by its anchored recursion alone, which no theorem puts below the global one.
+    """
     network, evaluate = subject.network, evaluator(subject.network)
-    norms = evaluate.pairs.norms
-    K = paper_pair_curvature(network, norms=norms)
+    bounds = PaperBounds(network, evaluate.pairs.norms)
+    K = paper_pair_curvature(bounds)
     radii, correct = [], []
     for x, y in zip(subject.x.split(batch), subject.y.split(batch), strict=True):
         points = evaluate(x, y)
         here = K.expand(len(x)).clone()
         if anchored and bool(points.correct.any()):
-            here[points.correct] = torch.minimum(paper_pair_curvature(network, x[points.correct], norms), K)
+            here[points.correct] = paper_pair_curvature(bounds, x[points.correct])
         pair = curvature_radius(points.margin, points.gradient_norm, here[:, None].expand_as(points.margin))
-        least = pair.scatter(1, y[:, None], torch.inf).amin(dim=1)
-        radii.append(torch.where(points.correct, least, 0.0))
+        radii.append(_least(pair, points))
         correct.append(points.correct)
     return torch.cat(radii), torch.cat(correct)

@@ -32,6 +32,7 @@ def reproduce_command(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of every training, instead of its recipe's.")
     ] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Train every network, those with kept weights too.")] = False,
     samples: Annotated[int | None, typer.Option(min=1, help="Test samples to measure on; all by default.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of trainings and searches; table1's rows name their own.")] = 0,
     results: Annotated[
@@ -74,6 +75,7 @@ def reproduce_command(
             epochs=epochs,
             samples=samples,
             rows=tuple(rows or ()),
+            anew=anew,
             say=output.notice,
         )
         reproduce(experiment, chosen, results)

@@ -2,11 +2,13 @@ r"""The time of each bound against depth and width, beside the multiplications t
 
 Claim: the compositional bound's cost grows no worse than quadratically with depth.
 Hardware: whatever it runs on; the record says which.
-Trials: random tanh networks of equal widths; the median of five runs, after one that does not count.
+Trials: random tanh networks of equal widths, feed-forward, residual and 1-Lipschitz; the median of five runs, after one
+that does not count.
 
 The appendix counts multiplications with one power iteration a norm; for K layers of width n without residuals, the
-constants of all prefixes take :math:`n^2 K(K+1)(K+2)/6`, up to a constant.  Ours are proven norms, by eigenvalues:
-cubic in n.
+constants of all prefixes take :math:`n^2 K(K+1)(K+2)/6`, up to a constant.  With residuals each step of a path has
+three products, and for 1-Lipschitz blocks only the curvatures of the blocks are left.  Ours are proven norms, by
+eigenvalues: cubic in n.
 """
 
 import math
@@ -17,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from benchmarks.baseline_networks import Residual
 from benchmarks.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, finish, legend_below, panels
 from benchmarks.harness import time_interleaved
 from benchmarks.reproduce.experiment import Experiment, Options, make_record, save_arrays
-from curvcert.bounds.curvature import Compositional, curvature
+from benchmarks.reproduce.paper_bounds import PaperBounds
+from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.network import Network, trace
+from curvcert.nn import SLLDense
 from curvcert.nn.architectures import dense
 from curvcert.results import Record
 
@@ -35,12 +41,16 @@ INPUTS = 64
 
 BOUNDS: dict[str, tuple[str, Callable[[Network], object]]] = {
     "LipLT": (GREY, lambda net: lipschitz(net, method="liplt", pair="all")),
-    "compositional, of f": (ORANGE, lambda net: curvature(net, method=Compositional(["sdp"]))),
+    "compositional, of f": (ORANGE, lambda net: PaperBounds(net).curvature),
     "compositional": (GREEN, lambda net: curvature(net, method="compositional", pair="all")),
     "unrolled": (BLUE, lambda net: curvature(net, method="unrolled", pair="all")),
     "CRC": (PURPLE, lambda net: curvature(net, method="crc", pair="all")),
 }
 """What is timed: the colour of its line, and the call."""
+
+PLAIN = "feed-forward"
+FAMILIES = (PLAIN, "residual", "1-Lipschitz")
+"""The kinds of networks; only the first is measured over widths, and has a bound by CRC."""
 
 
 def run(options: Options) -> Record:
@@ -48,32 +58,48 @@ def run(options: Options) -> Record:
     depths, widths = (QUICK_DEPTHS, QUICK_WIDTHS) if options.quick else (DEPTHS, WIDTHS)
     width, depth = (8, 2) if options.quick else (WIDTH, DEPTH)
     repeats = 1 if options.quick else 5
-    over_depth = [_timed(k, width, repeats, options) for k in depths]
-    over_width = [_timed(depth, n, repeats, options) for n in widths]
-    arrays = {
-        f"{axis}_{name}": torch.tensor([entry["seconds"][name] for entry in entries]).numpy()
-        for axis, entries in (("depth", over_depth), ("width", over_width))
-        for name in BOUNDS
+    measured = {kind: [_timed(kind, k, width, repeats, options) for k in depths] for kind in FAMILIES}
+    measured["width"] = [_timed(PLAIN, depth, n, repeats, options) for n in widths]
+    seconds = {
+        (axis, name): torch.tensor([entry["seconds"][name] for entry in entries])
+        for axis, entries in measured.items()
+        for name in entries[0]["seconds"]
     }
-    save_arrays(options.out / f"{NAME}.npz", arrays)
+    save_arrays(options.out / f"{NAME}.npz", {f"{axis}_{name}": t.numpy() for (axis, name), t in seconds.items()})
+
+    def exponents(of: str, sizes: tuple[int, ...]) -> dict[str, float]:
+        return {name: growth(sizes, found.tolist()) for (axis, name), found in seconds.items() if axis == of}
+
     figures = {
-        "over_depth": over_depth,
-        "over_width": over_width,
-        "growth_with_depth": {name: growth(depths, arrays[f"depth_{name}"].tolist()) for name in BOUNDS},
-        "growth_with_width": {name: growth(widths, arrays[f"width_{name}"].tolist()) for name in BOUNDS},
+        "over_depth": measured[PLAIN],
+        "over_width": measured["width"],
+        "growth_with_depth": exponents(PLAIN, depths),
+        "growth_with_width": exponents("width", widths),
+        "families": {
+            kind: {"over_depth": measured[kind], "growth_with_depth": exponents(kind, depths)}
+            for kind in FAMILIES
+            if kind != PLAIN
+        },
     }
     return make_record(NAME, options, {"width": width, "depth": depth, "inputs": INPUTS, "repeats": repeats}, figures)
 
 
-def multiplications(depth: int, width: int) -> int:
-    r"""Return the appendix's count for all prefixes of a network without residuals: :math:`\sum_k \sum_{j \le k}`.
+def multiplications(depth: int, width: int, kind: str = PLAIN) -> int:
+    r"""Return the appendix's count for the constants that the curvature of a network takes, all layers of one width.
 
     Every :math:`\overline L_{k+1}` takes a pass over the layers from each j to k.
 
     >>> multiplications(1, 10), multiplications(2, 10)
     (100, 400)
+    >>> multiplications(2, 10, "residual"), multiplications(2, 10, "1-Lipschitz")
+    (1600, 600)
     """
-    return sum(width * width * (k - j + 1) for k in range(depth) for j in range(k + 1))
+    n = width * width
+    if kind == "1-Lipschitz":
+        return 3 * n * depth
+    if kind == "residual":
+        return sum(n * (sum(2 + 3 * (k - j) for j in range(k + 1)) + 3 * (k + 1)) for k in range(depth))
+    return sum(n * (k - j + 1) for k in range(depth) for j in range(k + 1))
 
 
 def growth(sizes: tuple[int, ...], seconds: list[float]) -> float:
@@ -87,16 +113,31 @@ def growth(sizes: tuple[int, ...], seconds: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def _timed(depth: int, width: int, repeats: int, options: Options) -> dict[str, Any]:
-    options.say(f"timing {depth} layers of {width}")
+def network_of(kind: str, depth: int, width: int) -> nn.Sequential:
+    """Return a random network: layers, or blocks beside a skip, of one width.
+
+    >>> len(network_of("1-Lipschitz", 3, 8))
+    3
+    """
+    if kind == "1-Lipschitz":
+        return nn.Sequential(SLLDense(INPUTS, width), *(SLLDense(INPUTS, width) for _ in range(depth - 1)))
+    if kind == "residual":
+        blocks = [(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, INPUTS)) for _ in range(depth)]
+        return nn.Sequential(*(Residual(nn.Sequential(*block)) for block in blocks))
+    return dense(INPUTS, (width,) * (depth - 1))
+
+
+def _timed(kind: str, depth: int, width: int, repeats: int, options: Options) -> dict[str, Any]:
+    options.say(f"timing {depth} layers of {width}, {kind}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = dense(INPUTS, (width,) * (depth - 1)).requires_grad_(False).eval().to(options.device)
+        model = network_of(kind, depth, width).requires_grad_(False).eval().to(options.device)
     network = trace(model, torch.zeros(1, INPUTS, device=options.device))
-    calls = {name: partial(call, network) for name, (_, call) in BOUNDS.items()}
+    bounds = {name: call for name, (_, call) in BOUNDS.items() if name != "CRC" or kind == PLAIN}
+    calls = {name: partial(call, network) for name, call in bounds.items()}
     timings = time_interleaved(calls, repeats, warmup=1, synchronise=partial(_wait, network))
     seconds = {name: timing.median for name, timing in timings.items()}
-    return {"depth": depth, "width": width, "seconds": seconds, "multiplications": multiplications(depth, width)}
+    return {"depth": depth, "width": width, "seconds": seconds, "multiplications": multiplications(depth, width, kind)}
 
 
 def _wait(network: Network) -> None:
@@ -106,12 +147,14 @@ def _wait(network: Network) -> None:
 
 def draw(record: Record, path: Path) -> None:
     """Draw seconds against depth and against width, with the appendix's count scaled to the first point."""
-    figure, axes = panels(2, height=3.8)
-    for axis, key, name in zip(axes, ("over_depth", "over_width"), ("depth", "width"), strict=True):
-        entries = record.figures[key]
+    drawn = [(PLAIN, "depth", record.figures["over_depth"]), (PLAIN, "width", record.figures["over_width"])]
+    drawn += [(kind, "depth", found["over_depth"]) for kind, found in record.figures.get("families", {}).items()]
+    figure, axes = panels(len(drawn), height=3.8)
+    for axis, (kind, name, entries) in zip(axes, drawn, strict=True):
         sizes = [entry[name] for entry in entries]
-        for bound, (colour, _) in BOUNDS.items():
-            axis.plot(sizes, [entry["seconds"][bound] for entry in entries], "o-", ms=3, color=colour, label=bound)
+        for bound in entries[0]["seconds"]:
+            seconds = [entry["seconds"][bound] for entry in entries]
+            axis.plot(sizes, seconds, "o-", ms=3, color=BOUNDS[bound][0], label=bound)
         scale = entries[0]["seconds"]["compositional, of f"] / entries[0]["multiplications"]
         axis.plot(
             sizes, [scale * entry["multiplications"] for entry in entries], "k:", lw=1, label="the appendix's count"
@@ -121,7 +164,7 @@ def draw(record: Record, path: Path) -> None:
         axis.set_xticks(sizes, [f"{size}" for size in sizes])
         axis.minorticks_off()
         axis.set_xlabel(name)
-        axis.set_title(f"over {name}", fontsize=10)
+        axis.set_title(f"{kind}, over {name}", fontsize=10)
     axes[0].set_ylabel("seconds")
     legend_below(figure, axes, 3)
     finish(figure, axes, path)
@@ -130,7 +173,7 @@ def draw(record: Record, path: Path) -> None:
 COMPLEXITY = Experiment(
     NAME,
     "The compositional bound's time grows no worse than quadratically with depth.",
-    "Appendix, time complexity",
+    (),
     run,
     draw,
 )

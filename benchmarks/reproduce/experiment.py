@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness import new_record
+from benchmarks.reproduce.paper_numbers import FLOATS
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.results import Record
 from curvcert.training import Recipe
@@ -48,6 +49,7 @@ class Options:
         epochs: of every training, instead of those of its recipe.
         samples: how many test samples are used; all by default.
         rows: which rows of a table are made; all by default.
+        anew: train every network, those with kept weights too.
         say: where progress goes.
     """
 
@@ -59,6 +61,7 @@ class Options:
     epochs: int | None = None
     samples: int | None = None
     rows: tuple[str, ...] = ()
+    anew: bool = False
     say: Callable[[str], None] = silent
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class Experiment:
     Attributes:
         name: what `python -m benchmarks reproduce` calls it.
         claim: what it tests, in a sentence.
-        where: the table or figure of the paper.
+        labels: the paper's labels of the figures and tables that it makes again; none for what has no label there.
         run: makes the record, and writes the arrays below `out`.
         draw: draws the picture of a record into a file; the ending chooses the format.
         models: the trained models that a record was measured on: the names of their weights, and their recipes.
@@ -84,10 +87,15 @@ class Experiment:
 
     name: str
     claim: str
-    where: str
+    labels: tuple[str, ...]
     run: Callable[[Options], Record]
     draw: Callable[[Record, Path], None]
     models: Callable[[Record], dict[str, Recipe]] = no_models
+
+    @property
+    def where(self) -> str:
+        """The figures and tables of the paper by their numbers."""
+        return " and ".join(FLOATS[label] for label in self.labels) or "Appendix, time complexity"
 
 
 def make_record(
@@ -101,7 +109,7 @@ def make_record(
     """
     words = ["python -m benchmarks reproduce", name, more, "--quick" if options.quick else ""]
     words += [f"--seed {options.seed}" if options.seed else "", f"--epochs {options.epochs}" if options.epochs else ""]
-    words += [f"--samples {options.samples}" if options.samples else ""]
+    words += [f"--samples {options.samples}" if options.samples else "", "--anew" if options.anew else ""]
     words += [f"--device {options.device}" if options.device != "cpu" else ""]
     settings = {"quick": options.quick, "device": options.device, "samples": options.samples, "epochs": options.epochs}
     settings |= config

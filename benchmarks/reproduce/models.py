@@ -9,13 +9,16 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from benchmarks.harness import RESULTS
 from benchmarks.reproduce.experiment import Options
 from curvcert.data import load
 from curvcert.errors import InvalidInput
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import dense
 from curvcert.results import Record
-from curvcert.training import MODEL, Recipe, load_model, load_recipe, load_trained, save_model, train
+from curvcert.training import MODEL, Recipe, load_model, load_recipe, load_trained, read_digests, save_model, train
+from curvcert.training.kept import file_digest
+from curvcert.whole_files import write_whole
 
 RECIPES = Path(__file__).with_name("recipes")
 _CERTIFIED_AT_ONCE = 10
@@ -82,14 +85,17 @@ def on_digits(recipe: Recipe) -> Recipe:
 def trained(recipe: Recipe, options: Options) -> nn.Module:
     """Return the model of a recipe: read from OUT/models if it is there, else trained, going on where a run stopped.
 
-    One with a mirror image has the weights of the same recipe without it, which are trained where they are not there.
-    Its weights are rounded to float16, small enough to be kept: what is measured is the model that can be handed on.
+    Weights that are kept among the results are taken from there, unless all is to be trained anew.  One with a mirror
+    image has the weights of the same recipe without it.  Its weights are rounded to float16, small enough to be kept:
+    what is measured is the model that can be handed on.
 
     Raises:
         InvalidInput: if the folder holds the model of another recipe.
     """
     folder = model_folder(recipe, options.out)
     path = folder / ROUNDED
+    if not path.is_file() and not options.anew:
+        _take_kept(path, options)
     if path.is_file():
         model, made_by = load_model(path)
         if found := recipe.difference(made_by, _MAY_DIFFER):
@@ -110,6 +116,17 @@ def trained(recipe: Recipe, options: Options) -> nn.Module:
     save_model(path, weights.half(), recipe)
     model, _ = load_model(path)
     return model.to(options.device)
+
+
+def _take_kept(path: Path, options: Options) -> None:
+    """Copy the weights that are kept for a place below OUT, if there are any and they are those that were measured."""
+    place = f"OUT/{path.relative_to(options.out).as_posix()}"
+    for facts in read_digests(RESULTS).values():
+        kept = RESULTS / facts["file"] if facts["file"] is not None and "mirror_of" not in facts else None
+        if kept is not None and facts["place"] == place and kept.is_file() and file_digest(kept) == facts["sha256"]:
+            options.say(f"kept weights: {kept.name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, kept.read_bytes())
 
 
 def _train(recipe: Recipe, folder: Path, options: Options) -> Path:

@@ -41,7 +41,7 @@ def _small() -> nn.Module:
 ONE_LIPSCHITZ_ATTACKS = Experiment(
     NAME,
     "Some samples of a 1-Lipschitz network have attack certificates; by the paper's constants all of small radius.",
-    "Figure 9",
+    ("fig:attackRadius",),
     run,
     draw_histogram,
     models,

@@ -5,6 +5,20 @@ Its norms were estimated from below by power iteration; ours are upper bounds.
 
 from typing import Any
 
+FLOATS = {
+    "fig:anch": "Figure 1",
+    "fig:certifiedRadiusAttack": "Figure 2",
+    "fig:certified_radius": "Figure 3",
+    "table:main_results": "Table 1",
+    "fig:AnchoredExperiment": "Figure 4",
+    "fig:newCertifiedAttackRadius": "Figure 5",
+    "fig:attack_example": "Figure 6",
+    "fig:persampleImprovement": "Figure 7",
+    "fig:curvatureIsBetterThanLipschitz": "Figure 8",
+    "fig:attackRadius": "Figure 9",
+}
+"""The labels of the paper's figures and its table, as its source has them in this order, and their numbers."""
+
 TABLE_1: dict[tuple[str, str], tuple[float, float, float, float]] = {
     ("6C2F", "Standard"): (79.95, 0.0, 0.0, 0.0),
     ("6C2F", "CRM"): (58.57, 36.25, 18.36, 7.37),

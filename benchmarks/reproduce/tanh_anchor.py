@@ -65,4 +65,4 @@ def draw(record: Record, path: Path) -> None:
     finish(figure, (left, right), path)
 
 
-TANH_ANCHOR = Experiment(NAME, "The anchored slope of tanh at 2 is less than 0.582.", "Figure 1", run, draw)
+TANH_ANCHOR = Experiment(NAME, "The anchored slope of tanh at 2 is less than 0.582.", ("fig:anch",), run, draw)

@@ -26,7 +26,7 @@ def described(models: Mapping[str, Recipe], out: Path) -> dict[str, dict[str, An
 
 
 def are_there(models: Mapping[str, Recipe], out: Path) -> bool:
-    """Tell whether OUT/models has the weights of all these models."""
+    """Whether OUT/models has the weights of all these models."""
     return all((model_folder(recipe, out) / ROUNDED).is_file() for recipe in models.values())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from curvcert._version import __version__
 
 if TYPE_CHECKING:
-    from curvcert import attacks, data, losses, nn, training
+    from curvcert import attacks, data, losses, nn, training, zoo
     from curvcert.bounds.curvature import curvature
     from curvcert.bounds.lipschitz import lipschitz
     from curvcert.bounds.outputs import output_bounds
@@ -48,6 +48,7 @@ __all__ = [
     "save_network",
     "trace",
     "training",
+    "zoo",
 ]
 
 _HOMES = {

@@ -8,6 +8,8 @@ product of absolute values) of at most :math:`\gamma_n = nu / (1 - nu)` (Higham 
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -68,6 +70,115 @@ def inflate(x: Tensor, relative: float) -> Tensor:
     return x * (1 + (relative + 4 * UNIT_ROUNDOFF) * (1 + 4 * UNIT_ROUNDOFF))
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Upper:
+    r"""Nonnegative numbers on the way to an upper bound: as they were computed, and how many roundings lie behind them.
+
+    The real numbers are at most :math:`v (1 - u)^{-n} \le v (1 + \gamma_n)` for values v and n roundings, since an
+    operation that is rounded to the nearest loses at most a factor of 1 - u.  So a formula reads as on paper:
+
+    | operation | roundings of the result |
+    | --- | --- |
+    | a + b | the more of the two, and 1 |
+    | a b, and a / c for an exact c | those of both together, and 1 |
+    | the root of a | half of them, rounded up, and 1 |
+    | a sum of m | the most of them, and m - 1, in any order |
+    | a product of matrices | those of both together, and the inner dimension |
+    | the largest, the least | the most of them |
+
+    Tensors and numbers beside an `Upper` are proven bounds, or exact: without a rounding.  Nothing is subtracted.
+    The count is relative: what a product may lose to underflow is refused before (`bounds/lipschitz/underflow.py`), or
+    added by whoever meets it.
+
+    >>> three, four = (torch.tensor(x, dtype=torch.float64) for x in (3.0, 4.0))
+    >>> length = (Upper(three) * three + four * Upper(four)).root()
+    >>> length.roundings, 5.0 <= float(length.bound) < 5.000001
+    (2, True)
+    """
+
+    value: Tensor
+    roundings: int = 0
+
+    @property
+    def bound(self) -> Tensor:
+        """The numbers as proven upper bounds."""
+        return inflate(self.value, gamma(self.roundings)) if self.roundings else self.value
+
+    def __add__(self, other: "Upper | Tensor | float") -> "Upper":
+        value, roundings = _counted(other)
+        return Upper(self.value + value, max(self.roundings, roundings) + 1)
+
+    def __mul__(self, other: "Upper | Tensor | float") -> "Upper":
+        value, roundings = _counted(other)
+        return Upper(self.value * value, self.roundings + roundings + 1)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __matmul__(self, other: "Upper | Tensor") -> "Upper":
+        value, roundings = (other.value, other.roundings) if isinstance(other, Upper) else (other, 0)
+        return Upper(self.value @ value, self.roundings + roundings + self.value.shape[-1])
+
+    def __truediv__(self, exact: Tensor | float) -> "Upper":
+        """Divide by positive numbers that are exact, or at most what they stand for."""
+        return Upper(self.value / exact, self.roundings + 1)
+
+    def __getitem__(self, index: object) -> "Upper":
+        return Upper(self.value[index], self.roundings)  # type: ignore[index]  # whatever a tensor takes
+
+    def root(self) -> "Upper":
+        """Return the square roots."""
+        return Upper(self.value.sqrt(), (self.roundings + 1) // 2 + 1)
+
+    def square(self) -> "Upper":
+        """Return the squares."""
+        return self * self
+
+    def sum(self, *dims: int) -> "Upper":
+        """Return the sums along dimensions, along all of them without any."""
+        summed = self.value.sum(dim=dims) if dims else self.value.sum()
+        count = self.value.numel() // max(summed.numel(), 1)
+        return Upper(summed, self.roundings + max(count - 1, 0))
+
+    def flatten(self, start: int) -> "Upper":
+        """Return the same in fewer dimensions."""
+        return Upper(self.value.flatten(start), self.roundings)
+
+    def amax(self, *dims: int) -> "Upper":
+        """Return the largest along dimensions, along all of them without any."""
+        return Upper(self.value.amax(dim=dims), self.roundings)
+
+
+def _counted(x: Upper | Tensor | float) -> tuple[Tensor | float, int]:
+    return (x.value, x.roundings) if isinstance(x, Upper) else (x, 0)
+
+
+def least(first: Upper | Tensor, *others: Upper | Tensor) -> Upper:
+    """Return the least of several bounds on the same numbers, elementwise.
+
+    >>> one, two = (torch.tensor(x, dtype=torch.float64) for x in (1.0, 2.0))
+    >>> least(two, Upper(one) + 0.0, two)
+    Upper(value=tensor(1., dtype=torch.float64), roundings=1)
+    """
+    value, roundings = (first.value, first.roundings) if isinstance(first, Upper) else (first, 0)
+    for other in others:
+        more = other if isinstance(other, Upper) else Upper(other)
+        value, roundings = torch.minimum(value, more.value), max(roundings, more.roundings)
+    return Upper(value, roundings)
+
+
+def total(terms: Iterable[Upper | Tensor]) -> Upper:
+    """Return the sum of one or more terms of one shape, or of shapes that broadcast.
+
+    >>> one = torch.tensor(1.0, dtype=torch.float64)
+    >>> total([one, Upper(one) * one, one])
+    Upper(value=tensor(3., dtype=torch.float64), roundings=3)
+    """
+    counted = [term if isinstance(term, Upper) else Upper(term) for term in terms]
+    values = torch.broadcast_tensors(*(term.value for term in counted))
+    return Upper(torch.stack(values).sum(dim=0), max(term.roundings for term in counted) + len(counted) - 1)
+
+
 def power_of_two(x: Tensor) -> Tensor:
     """Return a power of two of the size of x >= 0, elementwise, so that dividing by it is exact; 1 for 0.
 
@@ -122,7 +233,7 @@ def norm_upper_bound_of_vectors(x: Tensor, p: float, dim: int) -> Tensor:
 
 
 def _may_look(x: Tensor) -> bool:
-    """Tell whether the numbers may decide what is computed: not in a gradient, nor where it costs more to wait."""
+    """Whether the numbers may decide what is computed: not in a gradient, nor where it costs more to wait."""
     waits = x.device.type == "cuda" and x.numel() >= _LARGE
     return x.dtype == torch.float64 and not torch.is_grad_enabled() and (waits or x.device.type == "cpu")
 

@@ -32,7 +32,7 @@ class Search:
     seed: int = 0
 
     def everywhere(self, starts: int = 24) -> Tensor:
-        """Return the largest slope found anywhere: one, or one an output."""
+        """Return the largest slope found anywhere: one, or one per output."""
         generator = torch.Generator().manual_seed(self.seed)
         x = torch.randn(starts, *self.network.in_shape, dtype=torch.float64, generator=generator)
         x = x * torch.logspace(-1.5, 1.0, starts, dtype=torch.float64).reshape(-1, *(1,) * len(self.network.in_shape))

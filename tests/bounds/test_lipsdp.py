@@ -9,13 +9,15 @@ from torch import Tensor
 
 from curvcert import lipschitz
 from curvcert.activations import TANH, leaky_relu
+from curvcert.bounds.curvature.portfolio import curvature, curvature_of
 from curvcert.bounds.lipschitz import LipSDP
-from curvcert.bounds.lipschitz.lipsdp import _Scaled, _scaled, proven_constant
+from curvcert.bounds.lipschitz.lipsdp import _Scaled, _scaled, proven_constant, weighted_reaches
 from curvcert.bounds.lipschitz.multipliers import best_multipliers, first_multipliers, value_estimate
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.errors import InvalidInput
 from curvcert.network import Block, Network
 from curvcert.network.nodes import AffineNode, ElementwiseNode
+from curvcert.network.rewriting.levels import levels_of
 from curvcert.operators import Dense, Identity, NormBounds
 from curvcert.operators.verified import inverse_form_upper_bound
 from curvcert.propagation.neuron_maps import neuron_maps
@@ -210,3 +212,34 @@ def test_the_search_only_improves() -> None:
     assert value_estimate(form, best_multipliers(form, first)) < 0.9 * value_estimate(form, first)
     poor = 1e3 * first
     assert best_multipliers(form, poor) is poor and float(proven_constant(form, poor)) == math.inf
+
+
+@every_graph
+@pytest.mark.parametrize("most_work", [1e7, 1e4])
+def test_no_jacobian_exceeds_the_weighted_reaches(graph: Graph, most_work: float) -> None:
+    """With multipliers for each row of weights, and with less work for the mean of all."""
+    network = graph.network(2)
+    problem = replace(make_problem(network, 2, None, None, None, "all", None), most_work=most_work)
+    nodes = problem.network.nodes
+    hidden = [k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode)]
+    weights = {k: randn(3, *nodes[k].shape, seed=k).square() for k in hidden}
+    found = weighted_reaches(problem, weights)
+    assert set(found) == {k for level in levels_of(nodes)[1:] for k in level} or most_work == 1e4
+    x = (2 * randn(6, *network.in_shape, seed=7)).requires_grad_()
+    values = problem.network.values(x)
+    for k, reach in found.items():
+        z = values[nodes[k].sources[0]].flatten(1)
+        rows = [torch.autograd.grad(one.sum(), x, retain_graph=True)[0].flatten(1) for one in z.unbind(1)]
+        J = torch.stack(rows, dim=1)
+        for w, bound in zip(weights[k].flatten(1), reach, strict=True):
+            assert float(torch.linalg.matrix_norm(w.sqrt()[:, None] * J, 2).amax()) ** 2 <= float(bound) * (
+                1 + ROUNDING
+            )
+
+
+def test_the_search_lowers_the_curvature_of_deep_networks() -> None:
+    network = feed_forward((5, 8, 8, 8, 3), TANH, seed=2)
+    pair = make_problem(network, 2, None, None, None, (0, 1), None)
+    plain, searched = curvature_of(pair), curvature(network, pair=(0, 1))
+    assert float(searched) < 0.97 * float(plain)
+    assert "gradient entries, multipliers" in {term.method for term in searched.per_layer}

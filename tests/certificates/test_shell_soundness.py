@@ -180,10 +180,12 @@ class TestFront:
             assert at.jacobian.matrix is not None
             weights = torch.rand(4, at.jacobian.rows.shape[1], dtype=F64, generator=seeded(k))
             exact = torch.linalg.matrix_norm(weights.sqrt()[..., None] * true_jacobians(network, x, k), 2)
-            found = at.jacobian.weighted_itself(weights)
+            unknown = torch.full_like(at.jacobian.norm, torch.inf)
+            found = at.jacobian.sharpened(unknown, weights)
             assert bool((exact <= found).all())
             index = torch.tensor([2, 0])
-            torch.testing.assert_close(at.jacobian.of_samples(index).weighted_itself(weights[index]), found[index])
+            fewer = at.jacobian.of_samples(index).sharpened(unknown[index], weights[index])
+            torch.testing.assert_close(fewer, found[index])
 
     def test_starts_at_the_first_block_that_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         network = KINDS["nearly linear"](TANH, seeded(0))
@@ -255,9 +257,9 @@ class TestMutations:
             steepness = Layers.steepness
             monkeypatch.setattr(Layers, "steepness", lambda self, k: 0.5 * steepness(self, k))
         elif wrong == "number":
-            push = centre._Front.push
+            push = centre._Product.push
             monkeypatch.setattr(
-                centre._Front, "push", lambda f, layers: push(replace(f, number=0.8 * f.number), layers)
+                centre._Product, "push", lambda f, *where: push(replace(f, number=0.8 * f.number), *where)
             )
         else:
             unformed = ball._unformed
@@ -271,7 +273,7 @@ class TestMutations:
 
     @pytest.mark.parametrize("lost", ["R", "E", "rho"])
     def test_a_missing_term_is_caught(self, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = ball._Front
+        original = ball._State
 
         def without(rho: Tensor, R: Tensor, r: Tensor | None, E: tuple[Tensor, Tensor]) -> object:
             front = original(rho, R, r, E)
@@ -279,7 +281,7 @@ class TestMutations:
                 return replace(front, R=0 * R, r=None if r is None else 0 * r)
             return replace(front, E=(0 * E[0], 0 * E[1])) if lost == "E" else replace(front, rho=0.3 * rho)
 
-        monkeypatch.setattr(ball, "_Front", without)
+        monkeypatch.setattr(ball, "_State", without)
         assert violations() > 0
 
     def test_too_small_a_curvature_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from curvcert.certificates import certify, load_certificate
 from curvcert.cli.heartbeats import Heart, Watch, forget
 from curvcert.cli.inputs import Inputs
 from curvcert.cli.output import Output
-from curvcert.cli.parts import Parts, Plan, digest_of
-from curvcert.cli.shares import Found, Shares
+from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
+from curvcert.cli.shared_certification import Found, SharedCertification
 from curvcert.data import load_demo_network, load_digits
 from curvcert.errors import InvalidInput, SoundnessError
 from curvcert.network import trace
@@ -98,9 +98,11 @@ def example() -> tuple[Plan, Inputs, list[Found]]:
     return plan, inputs, found
 
 
-def shares(folder: Path, example, rank: int, size: int, lost_after: float = 30.0) -> Shares:
+def shares(folder: Path, example, rank: int, size: int, lost_after: float = 30.0) -> SharedCertification:
     plan, inputs, _ = example
-    return Shares(Parts(folder / "parts", plan, inputs), Place(rank, size), Output(quiet=True), lost_after)
+    return SharedCertification(
+        SavedParts(folder / "parts", plan, inputs), Place(rank, size), Output(quiet=True), lost_after
+    )
 
 
 class Computing:
@@ -115,7 +117,7 @@ class Computing:
         return self.found[part.start]
 
 
-def work(mine: Shares, compute: Computing, resume: bool = False) -> Found | None:
+def work(mine: SharedCertification, compute: Computing, resume: bool = False) -> Found | None:
     with mine.opened(resume):
         return mine.certify(compute)
 
@@ -175,7 +177,7 @@ def test_a_part_that_another_plan_left_is_not_taken(tmp_path: Path, example) -> 
     other = Plan("test", plan.network, plan.inputs, plan.labels, 7, 1, {"p": 2.0, "search": None, "seed": 1})
     first = shares(tmp_path, example, 0, 1)
     first.parts.open(resume=False)
-    late = Parts(tmp_path / "parts", other, inputs)
+    late = SavedParts(tmp_path / "parts", other, inputs)
     late.save(slice(3, 4), *found[3])  # a process of an earlier run that lived on
     computing = Computing(found)
     assert first.certify(computing) is not None

@@ -95,3 +95,16 @@ def test_what_it_has_no_rule_for_is_refused() -> None:
     kinked = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     with pytest.raises(UnsupportedActivation):
         logits_norm_and_local_curvature(kinked, x, y, 0.1)
+
+
+def test_without_its_share_the_local_curvature_is_not_computed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+    x, y = torch.rand(5, 3), torch.tensor([0, 1, 2, 3, 0])
+    constants = Constants(model, x[:1])
+    alone = LocallyCertifiedMargin(constants, 0.1, global_scale=0.5, local_scale=0.0)
+    assert len(alone.of_batch(model, x, y)) == 2
+    tiny = LocallyCertifiedMargin(constants, 0.1, global_scale=0.5, local_scale=1e-12)
+    fixed = tuple(value.detach() for value in alone.of_weights())
+    losses = [each.rate(each.of_batch(model, x, y), fixed, y, 1.0, 1.0) for each in (alone, tiny)]
+    assert torch.allclose(*losses)

@@ -57,7 +57,7 @@ class TestBounds:
         seen, w, M, J = parts(found, net.blocks[0].W.as_matrix(), 2)
         above, below = found.peaks([w], [seen])
         outer, _ = found.seen(J[:, :4])
-        parabolas = found.parabolas(outer, [w], [seen])
+        parabolas = found.parabolas(outer, found.matrices([w], [seen]), [w], [seen])
         for t in (0.1, 1.0, 7.0):
             d = t * points(p, 4000, inputs)
             values = torch.einsum("kn,brnm,km->brk", d, M, d) / 2
@@ -76,7 +76,8 @@ def test_in_l2_peaks_are_eigenvalues_and_the_dual_is_attained() -> None:
     slack = 2e-5 * float(eigenvalues.abs().max())
     torch.testing.assert_close(above, eigenvalues[..., -1].clamp(min=0) / 2, rtol=0, atol=slack)
     torch.testing.assert_close(below, (-eigenvalues[..., 0]).clamp(min=0) / 2, rtol=0, atol=slack)
-    bound = found.parabolas(found.seen(J[:, :4])[0], [w], [seen]).largest(torch.ones(2, dtype=F64))
+    outer, matrices = found.seen(J[:, :4])[0], found.matrices([w], [seen])
+    bound = found.parabolas(outer, matrices, [w], [seen]).largest(torch.ones(2, dtype=F64))
     d = torch.nn.functional.normalize(randn(4, 2, 4, 50, 6), dim=3)
     for _ in range(3000):  # The fixed point of ascent on the sphere.
         gradient = J[:, :4].unsqueeze(2) + torch.einsum("brnm,brkm->brkn", M, d)
@@ -84,6 +85,19 @@ def test_in_l2_peaks_are_eigenvalues_and_the_dual_is_attained() -> None:
     attained = (torch.einsum("brn,brkn->brk", J[:, :4], d) + torch.einsum("brkn,brnm,brkm->brk", d, M, d) / 2).amax(2)
     torch.testing.assert_close(bound, attained, rtol=1e-4, atol=0)
     assert bool((bound >= attained).all())
+
+
+def test_matrices_are_those_of_the_weights_and_so_are_their_sums() -> None:
+    net = network(11, 23)
+    found = Coordinates.of(net, 2.0)
+    seen, w, _, _ = parts(found, net.blocks[0].W.as_matrix(), 5)
+    exact = torch.einsum("brk,bki,bkj->brij", w, seen.rows, seen.rows)
+    M, left = found.matrices([w], [seen]), found.matrices([w.abs()], [seen])
+    assert bool((torch.linalg.matrix_norm(M.full - exact) <= M.error).all())
+    both, factors = M.plus(left, (0.0, 0.25)), (0.0, 0.25)
+    for part, factor in zip(both.full.chunk(2, dim=1), factors, strict=True):
+        dense = torch.einsum("brk,bki,bkj->brij", w + factor * w.abs(), seen.rows, seen.rows)
+        assert bool((torch.linalg.matrix_norm(part - dense) <= both.error.chunk(2, dim=1)[-1]).all())
 
 
 def test_wide_networks_are_too_much() -> None:

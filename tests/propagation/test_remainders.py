@@ -22,7 +22,7 @@ def case(activation: Activation, seed: int) -> tuple[Computed, Bend, Spread, Tab
     value = 2 * randn(seed, 1, NEURONS)
     z = Computed(value, torch.zeros_like(value), torch.zeros(1, dtype=F64))
     linear, low, high = (10 ** (0.7 * randn(seed + k, 1, NEURONS) - k / 2) for k in (1, 2, 3))
-    spread = Spread(linear, -low, high)
+    spread = Spread(linear, -low, high, linear + low, linear + high)
     slope, bend = secant(activation, value, linear)
     found = sampled(activation, z, slope, bend, spread)
     bends = Bend(slope, bend, found.unit)
@@ -76,7 +76,7 @@ def test_a_dead_neuron_and_an_unknown_centre() -> None:
     activation, zero = ACTIVATIONS["sigmoid"], torch.zeros(1, 1, dtype=F64)
     z = Computed(zero + 0.3, zero + 1e-3, zero[0])
     slope, bend = secant(activation, z.value, zero)
-    found = sampled(activation, z, slope, bend, Spread(zero, zero, zero))
+    found = sampled(activation, z, slope, bend, Spread(zero, zero, zero, zero, zero))
     tables = Tables.of(found, Bend(slope, bend, found.unit), zero)
     assert float(found.unit) == 0.0
     # Where the centre is known to 1e-3 alone, so is phi there.

@@ -14,7 +14,7 @@ import torch
 from curvcert.errors import InvalidInput
 from curvcert.reporting import render, report, report_data, write_report
 from curvcert.reporting.data import Required
-from curvcert.reporting.digits import ceil_to, floor_to, percent_ceil, percent_floor
+from curvcert.reporting.decimals import ceil_to, floor_to, percent_ceil, percent_floor
 from curvcert.reporting.page import CAP
 from tests.reporting.cases import HOSTILE, Case, made_up
 

@@ -11,9 +11,9 @@ True
 from curvcert.activations.anchored import anchored_curvature_range, anchored_slope_range
 from curvcert.activations.base import Activation, Profile, Turn, from_profiles
 from curvcert.activations.declaration import declare_activation
-from curvcert.activations.interval import derivative_range, second_derivative_range, value_range
+from curvcert.activations.interval import derivative_range, is_defined, second_derivative_range, value_range
 from curvcert.activations.registry import from_module, register_activation
-from curvcert.activations.remainder import remainder_range
+from curvcert.activations.remainder import remainder_ends, remainder_range
 from curvcert.activations.table import (
     ACTIVATIONS,
     ARCTAN,
@@ -42,6 +42,7 @@ from curvcert.activations.table import (
     softshrink,
     torch_softplus,
 )
+from curvcert.activations.unbounded import EXP, LOG, power
 from curvcert.activations.written_out import gelu, gelu_tanh, selu
 
 __all__ = [
@@ -49,11 +50,13 @@ __all__ = [
     "ARCTAN",
     "ELU",
     "ERF",
+    "EXP",
     "GAUSSIAN",
     "GELU",
     "GELU_TANH",
     "HARDSWISH",
     "ISRU",
+    "LOG",
     "MISH",
     "RELU",
     "RELU6",
@@ -78,8 +81,11 @@ __all__ = [
     "gelu",
     "gelu_tanh",
     "hardtanh",
+    "is_defined",
     "leaky_relu",
+    "power",
     "register_activation",
+    "remainder_ends",
     "remainder_range",
     "second_derivative_range",
     "selu",

@@ -85,7 +85,7 @@ def anchored_slope_range(act: Activation, z: Tensor) -> Intervals:
         InvalidInput: if z is not a finite float64 tensor.
     """
     _check_anchor(z)
-    if act.profiles is None:
+    if act.profiles is None or not act.is_tame:
         return torch.full_like(z, act.slope[0]), torch.full_like(z, act.slope[1])
     return _anchored_range(act.profiles[0], act.profiles[1], z)
 
@@ -105,7 +105,7 @@ def anchored_curvature_range(act: Activation, z: Tensor) -> Intervals:
     _check_anchor(z)
     if act.curvature is None:
         raise no_curvature(act)
-    if act.profiles is None or act.profiles[2] is None:
+    if act.profiles is None or act.profiles[2] is None or not act.is_tame:
         return torch.full_like(z, act.curvature[0]), torch.full_like(z, act.curvature[1])
     return _anchored_range(act.profiles[1], act.profiles[2], z)
 

@@ -17,6 +17,8 @@ Elementwise = Callable[[Tensor], Tensor]
 Range = tuple[float, float]
 RangeFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
+EVERYWHERE: tuple[Range, ...] = ((-float("inf"), float("inf")),)
+
 EVALUATION_SLACK = 2.0**-48
 """Thirty-two unit roundoffs: torch's float64 functions err by one or two ulps each (SLEEF u10 and u15,
 glibc, CUDA), and our formulas chain fewer than eight of them.  `tests/activations` measures it."""
@@ -94,7 +96,7 @@ class Activation:
     :math:`\phi'` is not Lipschitz.  `deviation` bounds how far torch's module is from :math:`\phi` beyond
     rounding.  `profiles` (phi, phi', phi'') are those of a row of the table; a declared activation has none,
     and perhaps `derivative_enclosure` and `second_derivative_enclosure` instead.  `assumes` tells what
-    was declared by a user and only sampled.
+    was declared by a user and only sampled.  `domain` are the open intervals that phi is defined on.
 
     >>> from curvcert.activations import TANH
     >>> TANH
@@ -112,10 +114,12 @@ class Activation:
     second_derivative_enclosure: RangeFunction | None = None
     deviation: float = 0.0
     assumes: tuple[str, ...] = ()
+    domain: tuple[Range, ...] = EVERYWHERE
 
     def __post_init__(self) -> None:
-        _validate_range(self.slope, f"slope of activation {self.name!r}")
-        if self.curvature is not None:
+        if self.profiles is None:
+            _validate_range(self.slope, f"slope of activation {self.name!r}")
+        if self.profiles is None and self.curvature is not None:
             _validate_range(self.curvature, f"curvature of activation {self.name!r}")
         if not 0.0 <= self.deviation < float("inf"):
             raise InvalidInput(f"deviation must be finite and nonnegative, got {self.deviation}.")
@@ -123,6 +127,28 @@ class Activation:
             raise InvalidInput(
                 f"Activation {self.name!r} has neither profiles nor assumptions. Use declare_activation."
             )
+
+    @property
+    def is_tame(self) -> bool:
+        """Whether phi has a largest slope on the real numbers, wherever it is evaluated.
+
+        >>> from curvcert.activations import EXP, TANH
+        >>> EXP.is_tame, TANH.is_tame
+        (False, True)
+        """
+        return self.profiles is None or all(abs(end) < float("inf") for end in self.profiles[1].range)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether its slope, and that of phi' where there is one, have bounds: if not, it has no global constants.
+
+        A function that is not tame is bounded once its slopes are those over the interval that it is evaluated on.
+
+        >>> from curvcert.activations import EXP, RELU
+        >>> EXP.is_bounded, RELU.is_bounded
+        (False, True)
+        """
+        return all(abs(end) < float("inf") for end in (*self.slope, *(self.curvature or ())))
 
     @property
     def curvature_c(self) -> float:
@@ -135,7 +161,7 @@ class Activation:
         Raises:
             UnsupportedActivation: if phi' is not Lipschitz.
         """
-        if self.curvature is None:
+        if self.curvature is None or not self.is_bounded:
             raise no_curvature(self)
         return max(abs(self.curvature[0]), abs(self.curvature[1]))
 
@@ -147,7 +173,12 @@ class Activation:
 
 
 def from_profiles(
-    name: str, value: Profile, derivative: Profile, second_derivative: Profile | None, deviation: float = 0.0
+    name: str,
+    value: Profile,
+    derivative: Profile,
+    second_derivative: Profile | None,
+    deviation: float = 0.0,
+    domain: tuple[Range, ...] = EVERYWHERE,
 ) -> Activation:
     """Build a row of the table; slope and curvature are read off the profiles, never declared.
 
@@ -164,6 +195,7 @@ def from_profiles(
         curvature=None if second_derivative is None else second_derivative.range,
         profiles=(value, derivative, second_derivative),
         deviation=deviation,
+        domain=domain,
     )
 
 
@@ -173,6 +205,11 @@ def no_curvature(act: Activation) -> UnsupportedActivation:
         return UnsupportedActivation(
             f"Activation {act.name!r} was declared without a curvature range. "
             "Pass curvature=(lower, upper) to declare_activation, or ask for a Lipschitz bound."
+        )
+    if act.curvature is not None:
+        return UnsupportedActivation(
+            f"Activation {act.name!r} has no largest slope or curvature on the real numbers. Ask for what holds in a "
+            "ball: at=x, radius=r."
         )
     return UnsupportedActivation(
         f"Activation {act.name!r} has a kink: its derivative jumps, so that it has no curvature constant. "

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from curvcert.activations.base import Activation, Profile, Range, RangeFunction, Turn, no_curvature
+from curvcert.activations.base import EVERYWHERE, Activation, Profile, Range, RangeFunction, Turn, no_curvature
 from curvcert.errors import InvalidInput
 from curvcert.rounding import next_down, next_up
 
@@ -41,7 +41,7 @@ def value_range(act: Activation, lower: Tensor, upper: Tensor) -> Intervals:
     _check_interval(lower, upper)
     if act.profiles is None:
         return _mean_value_range(act, lower, upper)
-    return profile_range(act.profiles[0], lower, upper)
+    return _where_defined(act, lower, upper, profile_range(act.profiles[0], lower, upper))
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def derivative_range(act: Activation, lower: Tensor, upper: Tensor) -> Intervals
     _check_interval(lower, upper)
     if act.profiles is None:
         return _declared_range(act, act.derivative_enclosure, act.slope, lower, upper)
-    return profile_range(act.profiles[1], lower, upper)
+    return _where_defined(act, lower, upper, profile_range(act.profiles[1], lower, upper))
 
 
 @torch.no_grad()
@@ -76,7 +76,30 @@ def second_derivative_range(act: Activation, lower: Tensor, upper: Tensor) -> In
         raise no_curvature(act)
     if act.profiles is None or act.profiles[2] is None:
         return _declared_range(act, act.second_derivative_enclosure, act.curvature, lower, upper)
-    return profile_range(act.profiles[2], lower, upper)
+    return _where_defined(act, lower, upper, profile_range(act.profiles[2], lower, upper))
+
+
+def is_defined(act: Activation, lower: Tensor, upper: Tensor) -> Tensor:
+    """Whether phi is defined on all of [l, u], elementwise; an infinite end is one of the domain's.
+
+    >>> from curvcert.activations import LOG
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> is_defined(LOG, one, 2 * one).item(), is_defined(LOG, 0 * one, one).item()
+    (True, False)
+    """
+    inside = torch.zeros_like(lower, dtype=torch.bool)
+    for left, right in act.domain:
+        above = lower > left if left > -torch.inf else torch.ones_like(inside)
+        inside |= above & (upper < right if right < torch.inf else torch.ones_like(inside))
+    return inside
+
+
+def _where_defined(act: Activation, lower: Tensor, upper: Tensor, found: Intervals) -> Intervals:
+    """Return a range, or all numbers where phi is not defined on the whole interval."""
+    if act.domain == EVERYWHERE:
+        return found
+    inside = is_defined(act, lower, upper)
+    return torch.where(inside, found[0], -torch.inf), torch.where(inside, found[1], torch.inf)
 
 
 def profile_range(profile: Profile, lower: Float64[Tensor, "*shape"], upper: Float64[Tensor, "*shape"]) -> Intervals:

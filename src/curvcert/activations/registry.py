@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, singledispatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,96 +122,35 @@ def _row(module: nn.Module) -> Activation:
     )
 
 
-@_row.register(nn.Tanh)
-def _(module: nn.Tanh) -> Activation:
-    return table.TANH
+def _gelu(module: nn.GELU) -> Activation:
+    rows = {"none": table.GELU, "tanh": table.GELU_TANH}
+    if module.approximate not in rows:
+        raise UnsupportedActivation(f"GELU({module.approximate!r}) is not known. Use 'none' or 'tanh'.")
+    return rows[module.approximate]
 
 
-@_row.register(nn.Sigmoid)
-def _(module: nn.Sigmoid) -> Activation:
-    return table.SIGMOID
-
-
-@_row.register(nn.Softplus)
-def _(module: nn.Softplus) -> Activation:
-    return table.torch_softplus(module.beta, module.threshold)
-
-
-@_row.register(nn.ELU)
-def _(module: nn.ELU) -> Activation:
-    return table.elu(module.alpha)
-
-
-@_row.register(nn.CELU)
-def _(module: nn.CELU) -> Activation:
-    return table.celu(module.alpha)
-
-
-@_row.register(nn.GELU)
-def _(module: nn.GELU) -> Activation:
-    if module.approximate == "none":
-        return table.GELU
-    if module.approximate == "tanh":
-        return table.GELU_TANH
-    raise UnsupportedActivation(f"GELU({module.approximate!r}) is not known. Use 'none' or 'tanh'.")
-
-
-@_row.register(nn.SiLU)
-def _(module: nn.SiLU) -> Activation:
-    return table.SILU
-
-
-@_row.register(nn.Mish)
-def _(module: nn.Mish) -> Activation:
-    return table.MISH
-
-
-@_row.register(nn.Softsign)
-def _(module: nn.Softsign) -> Activation:
-    return table.SOFTSIGN
-
-
-@_row.register(nn.ReLU)
-def _(module: nn.ReLU) -> Activation:
-    return table.RELU
-
-
-@_row.register(nn.LeakyReLU)
-def _(module: nn.LeakyReLU) -> Activation:
-    return table.leaky_relu(module.negative_slope)
-
-
-@_row.register(nn.ReLU6)
-def _(module: nn.ReLU6) -> Activation:
-    return table.RELU6
-
-
-@_row.register(nn.Hardtanh)
-def _(module: nn.Hardtanh) -> Activation:
-    return table.hardtanh(module.min_val, module.max_val)
-
-
-@_row.register(nn.SELU)
-def _(module: nn.SELU) -> Activation:
-    return table.SELU
-
-
-@_row.register(nn.Tanhshrink)
-def _(module: nn.Tanhshrink) -> Activation:
-    return table.TANHSHRINK
-
-
-@_row.register(nn.Hardswish)
-def _(module: nn.Hardswish) -> Activation:
-    return table.HARDSWISH
-
-
-@_row.register(nn.Softshrink)
-def _(module: nn.Softshrink) -> Activation:
-    return table.softshrink(module.lambd)
-
-
-@_row.register(nn.RReLU)
-def _(module: nn.RReLU) -> Activation:
+_OF_TORCH: dict[type[nn.Module], Activation | Callable[[Any], Activation]] = {
+    nn.Tanh: table.TANH,
+    nn.Sigmoid: table.SIGMOID,
+    nn.Softplus: lambda module: table.torch_softplus(module.beta, module.threshold),
+    nn.ELU: lambda module: table.elu(module.alpha),
+    nn.CELU: lambda module: table.celu(module.alpha),
+    nn.GELU: _gelu,
+    nn.SiLU: table.SILU,
+    nn.Mish: table.MISH,
+    nn.Softsign: table.SOFTSIGN,
+    nn.ReLU: table.RELU,
+    nn.LeakyReLU: lambda module: table.leaky_relu(module.negative_slope),
+    nn.ReLU6: table.RELU6,
+    nn.Hardtanh: lambda module: table.hardtanh(module.min_val, module.max_val),
+    nn.SELU: table.SELU,
+    nn.Tanhshrink: table.TANHSHRINK,
+    nn.Hardswish: table.HARDSWISH,
+    nn.Softshrink: lambda module: table.softshrink(module.lambd),
     # In eval mode the slope is the mean of those that training draws.
-    return table.leaky_relu((module.lower + module.upper) / 2)
+    nn.RReLU: lambda module: table.leaky_relu((module.lower + module.upper) / 2),
+}
+"""The modules of torch, each with its row; curvcert's own are registered beside them, in `nn/activations.py`."""
+
+for _module, _activation in _OF_TORCH.items():
+    add_row(_module, _activation)

@@ -13,12 +13,13 @@ of the curvature comes from the table, never from a computed value, which rounds
 import torch
 from torch import Tensor
 
-from curvcert.activations.base import Activation, Profile
+from curvcert.activations.base import EVERYWHERE, Activation, Profile
 from curvcert.activations.interval import (
     NEARNESS,
     PERIODIC_LIMIT,
     Intervals,
     derivative_range,
+    is_defined,
     value_range,
 )
 from curvcert.rounding import UNIT_ROUNDOFF, next_down, next_up
@@ -42,31 +43,61 @@ def remainder_range(act: Activation, slope: Tensor, lower: Tensor, upper: Tensor
     >>> [f"{end.item():.3f}" for end in remainder_range(RELU, half, -one, one)]  # 1/2 at both ends, 0 at the kink
     ['-0.000', '0.500']
     """
-    slope, lower, upper = torch.broadcast_tensors(slope, lower, upper)
-    known = lower.isfinite() & upper.isfinite() & slope.isfinite()
-    s, a, b = (torch.where(known, value, 0.0) for value in (slope, lower, upper))
+    return remainder_ends(act, slope, slope, lower, upper)
+
+
+@torch.no_grad()
+def remainder_ends(act: Activation, below: Tensor, above: Tensor, lower: Tensor, upper: Tensor) -> Intervals:
+    r"""Bound :math:`\phi(z) - sz` from below for one slope and from above for another: half the work of two ranges."""
+    below, above, lower, upper = torch.broadcast_tensors(below, above, lower, upper)
+    inside = lower.isfinite() & upper.isfinite() & is_defined(act, lower, upper)
+    known = (inside & below.isfinite(), inside & above.isfinite())
+    # Anywhere in the domain, where nothing is known.
+    place = 0.0 if act.domain == EVERYWHERE else 1.0
+    a, b = (torch.where(inside, value, place) for value in (lower, upper))
+    s, t = (torch.where(each, value, place) for each, value in zip(known, (below, above), strict=True))
     if act.profiles is None:
-        least, greatest = _declared(act, s, a, b)
+        least, greatest = _declared(act, s, a, b)[0], _declared(act, t, a, b)[1]
     elif act.profiles[0].period is not None:
-        least, greatest = _sine(act, s, a, b)
+        least, greatest = _sine(act, s, a, b)[0], _sine(act, t, a, b)[1]
     else:
-        least, greatest = _by_pieces(act, act.profiles[1], s, a, b)
+        least, greatest = _by_pieces(act, act.profiles[1], s, t, a, b)
     # What overflowed says nothing.
-    known = known & ~least.isnan() & ~greatest.isnan()
-    return torch.where(known, least, -torch.inf), torch.where(known, greatest, torch.inf)
+    least = torch.where(known[0] & ~least.isnan(), least, -torch.inf)
+    return least, torch.where(known[1] & ~greatest.isnan(), greatest, torch.inf)
 
 
-def _by_pieces(act: Activation, derivative: Profile, s: Tensor, lower: Tensor, upper: Tensor) -> Intervals:
-    """Return the hull of the ranges over the pieces between the points where the curvature changes its sign."""
-    least, greatest = torch.full_like(s, torch.inf), torch.full_like(s, -torch.inf)
+def _by_pieces(
+    act: Activation, derivative: Profile, below: Tensor, above: Tensor, lower: Tensor, upper: Tensor
+) -> Intervals:
+    """Return the hull of the ranges over the pieces between the points where the curvature changes its sign.
+
+    Ends of pieces are ends of the interval or cuts.  Inside, R has its least value only where it is convex, and its
+    greatest only where it is concave: those pieces, of both sides, are searched together.
+    """
+    ends = [lower, *(torch.full_like(lower, turn.point).clamp(lower, upper) for turn in derivative.turns), upper]
+    points = torch.stack(ends)
+    least, greatest = _at(act, below, points)[0].amin(dim=0), _at(act, above, points)[1].amax(dim=0)
     cuts = [-torch.inf, *(turn.point for turn in derivative.turns), torch.inf]
-    for kind, left, right in zip(derivative.trend, cuts[:-1], cuts[1:], strict=True):
-        met = (lower <= right) & (upper >= left)
-        if bool(met.any()):
-            lo, hi = _in_piece(act, kind, s[met], lower[met].clamp(min=left), upper[met].clamp(max=right))
-            least[met], greatest[met] = torch.minimum(least[met], lo), torch.maximum(greatest[met], hi)
-    slack = _rounded_cuts(act, derivative, s, lower, upper)
-    return least - slack, greatest + slack
+    inside = [
+        (kind == "+", (lower < right) & (upper > left) & (lower < upper), left, right)
+        for kind, left, right in zip(derivative.trend, cuts[:-1], cuts[1:], strict=True)
+        if kind != "0"
+    ]
+    if inside:
+        parts = [
+            ((below if convex else above)[met], lower[met].clamp(min=left), upper[met].clamp(max=right))
+            for convex, met, left, right in inside
+        ]
+        s, a, b = (torch.cat(each) for each in zip(*parts, strict=True))
+        counts = [len(part[0]) for part in parts]
+        signs = [torch.full_like(part[0], 1.0 if one[0] else -1.0) for part, one in zip(parts, inside, strict=True)]
+        found = _inside(act, torch.cat(signs), s, a, b).split(counts)
+        for (convex, met, _, _), values in zip(inside, found, strict=True):
+            side, least_of = (least, torch.minimum) if convex else (greatest, torch.maximum)
+            side[met] = least_of(side[met], values)
+    slack = [_rounded_cuts(act, derivative, s, lower, upper) for s in (below, above)]
+    return least - slack[0], greatest + slack[1]
 
 
 def _rounded_cuts(act: Activation, derivative: Profile, s: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -82,22 +113,17 @@ def _rounded_cuts(act: Activation, derivative: Profile, s: Tensor, lower: Tensor
     return total
 
 
-def _in_piece(act: Activation, kind: str, s: Tensor, a: Tensor, b: Tensor) -> Intervals:
-    """Return the range over a piece: '+' is convex, '-' concave, '0' linear."""
-    at_a, at_b = _at(act, s, a), _at(act, s, b)
-    least, greatest = torch.minimum(at_a[0], at_b[0]), torch.maximum(at_a[1], at_b[1])
-    if kind == "0":
-        return least, greatest
+def _inside(act: Activation, sign: Tensor, s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Bound R over pieces with a < b: from below where the sign is 1 and R convex, from above where it is concave."""
     # Inside, as at an end the derivative may jump.
-    z = torch.maximum(torch.minimum(_near_root(act, s, a, b, kind == "+"), next_down(b)), torch.minimum(next_up(a), b))
+    z = torch.maximum(torch.minimum(_near_root(act, s, a, b, sign), next_down(b)), torch.minimum(next_up(a), b))
     flattest, steepest = derivative_range(act, z, z)
-    value = _at(act, s, z)
-    rest = _ROUNDINGS * (steepest.abs() + flattest.abs() + s.abs()) * (b - a)
-    if kind == "+":
-        below = torch.minimum((flattest - s) * (b - z), (steepest - s) * (a - z))
-        return value[0] + below - rest, greatest
-    above = torch.maximum((steepest - s) * (b - z), (flattest - s) * (a - z))
-    return least, value[1] + above + rest
+    convex = sign > 0
+    right, left = (torch.where(convex, *ends) for ends in ((flattest, steepest), (steepest, flattest)))
+    beside = torch.maximum(-sign * (right - s) * (b - z), -sign * (left - s) * (a - z))
+    rest = beside + _ROUNDINGS * (steepest.abs() + flattest.abs() + s.abs()) * (b - a)
+    low, high = _at(act, s, z)
+    return torch.where(convex, low - rest, high + rest)
 
 
 def _at(act: Activation, s: Tensor, z: Tensor) -> Intervals:
@@ -108,11 +134,15 @@ def _at(act: Activation, s: Tensor, z: Tensor) -> Intervals:
     return phi - line - error, phi - line + error
 
 
-def _near_root(act: Activation, s: Tensor, a: Tensor, b: Tensor, rising: bool) -> Tensor:
-    """Return a point of [a, b], near the root of phi' - s if there is one: Newton's method, kept in a bracket."""
-    sign = 1.0 if rising else -1.0
-    small = _NEAR_ROOT * max(map(abs, act.slope))
+def _near_root(act: Activation, s: Tensor, a: Tensor, b: Tensor, sign: Tensor) -> Tensor:
+    """Return a point of [a, b], near the root of phi' - s if there is one: Newton's method, kept in a bracket.
+
+    Where the sign is 1, phi' rises; where it is -1, it falls.
+    """
     at_a, at_b = sign * (act.derivative(a) - s), sign * (act.derivative(b) - s)
+    small: float | Tensor = _NEAR_ROOT * max(map(abs, act.slope))
+    if not act.is_tame:
+        small = _NEAR_ROOT * torch.maximum(act.derivative(a).abs(), act.derivative(b).abs())
     left, right = a, torch.where(at_a >= 0, a, b)
     left = torch.where((at_b <= 0) & (at_a < 0), b, left)
     z = (left + right) / 2

@@ -67,7 +67,7 @@ def output_bounds(
     """
     asked = asked_about(network, at, radius, p, box)
     rows, offset = functionals(network, C, c, len(asked.x))
-    return bounded_over(NetworkFacts(network, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
+    return bounded_over(NetworkFacts(network.for_bounds, asked.p, NormBounds()), asked, rows, offset, _MODELS_COST)
 
 
 def bounded_over(facts: NetworkFacts, asked: "Asked", rows: Tensor, offset: Tensor, most_cost: float) -> Interval:
@@ -117,16 +117,16 @@ def asked_about(
     """
     if at is None and radius is not None:
         raise InvalidInput("A radius needs its centre: pass at=x as well.")
+    problem = make_problem(network, p, None, at, radius, None, None)
+    if at is None and box is not None:
+        lower, upper = _sides(network, box, None, False)
+        return Asked(_middle(lower, upper), problem.p, None, (lower, upper))
     if radius is None and box is None:
         raise InvalidInput("output_bounds needs a region: pass at=x and radius=r, or box=(lo, hi), or all of them.")
-    problem = make_problem(network, p, None, at, radius, None, None)
-    if at is not None:
-        x = problem.anchor
-        r = problem.scope.r if isinstance(problem.scope, Ball) else None
-        return Asked(x, problem.p, r, None if box is None else _sides(network, box, x, r is not None))
-    assert box is not None
-    lower, upper = _sides(network, box, None, False)
-    return Asked(_middle(lower, upper), problem.p, None, (lower, upper))
+    r = problem.scope.r if isinstance(problem.scope, Ball) else None
+    return Asked(
+        problem.anchor, problem.p, r, None if box is None else _sides(network, box, problem.anchor, r is not None)
+    )
 
 
 def _changes(

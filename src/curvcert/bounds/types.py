@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvcert import html
 from curvcert.errors import InvalidInput
 from curvcert.norms import validate_p
 
@@ -118,6 +119,18 @@ class Bound:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
         side = "" if self.side == "both" else f", from {self.side}"
         return f"Bound(<= {_describe(self)}{side}{assumes})"
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [
+            ("at most", _show(self.value)),
+            ("norms", f"l{self.p:g} to l{self.q:g}"),
+            ("scope", type(self.scope).__name__.lower()),
+        ]
+        rows += [("side", self.side)] if self.side != "both" else []
+        rows += [("method", self.method)] if self.method else []
+        rows += [("assumes", line) for line in self.assumes]
+        rows += [(f"layer {term.layer}", f"{term.quantity} {_show(term.value)}") for term in self.per_layer]
+        return html.table(rows)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

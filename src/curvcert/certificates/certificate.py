@@ -10,10 +10,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from curvcert import html
 from curvcert.boxes import Box, joined_boxes
 from curvcert.certificates.evidence import Evidence, joined_evidence
 from curvcert.certificates.record import read_certificate_file, saved_fields, write_certificate_file
 from curvcert.errors import InvalidInput
+
+CERTIFIED, ATTACKED = "#0072B2", "#D55E00"
+"""Okabe and Ito's colours, apart for every kind of colour vision."""
 
 
 @final
@@ -256,17 +260,67 @@ class Certificate:
         """What the radii are about, if not the whole ball."""
         return f", inside the box {self.box}" if self.inside_box else ""
 
+    def curve(self, epsilons: Sequence[float] | None = None) -> tuple[list[float], dict[str, list[float]]]:
+        """Return radii, by default from 0 to where nothing is left to see, and the three accuracies there.
+
+        >>> from torch import nn
+        >>> from curvcert.certificates import certify
+        >>> from curvcert.network import trace
+        >>> radii, shares = certify(trace(nn.Linear(1, 2).eval(), torch.zeros(1, 1)), torch.zeros(4, 1)).curve()
+        >>> len(radii), list(shares)
+        (101, ['certified', 'attacked', 'searched'])
+        """
+        known = torch.cat([self.radius[self.correct], self.falsified_radius[self.correct]])
+        most = float(known[known.isfinite()].amax()) if bool(known.isfinite().any()) else 0.0
+        radii = [(most or 1.0) * k / 100 for k in range(101)] if epsilons is None else [float(eps) for eps in epsilons]
+        return radii, {
+            "certified": [self.certified_accuracy(eps) for eps in radii],
+            "attacked": [self.attacked_accuracy(eps) for eps in radii],
+            "searched": [self.searched_accuracy(eps) for eps in radii],
+        }
+
+    def plot(self, axes: Any = None, epsilons: Sequence[float] | None = None) -> Any:
+        """Draw certified accuracy against the radius, with what witnesses and a search leave; return the axes.
+
+        Args:
+            axes: matplotlib's, to draw into; new ones by default.
+            epsilons: the radii at which to look; by default from 0 to where nothing is left to see.
+        """
+        if axes is None:
+            axes = import_module("matplotlib.pyplot").subplots(figsize=(6.4, 3.6), layout="constrained")[1]
+        radii, shares = self.curve(epsilons)
+        percent = {name: [100 * share for share in found] for name, found in shares.items()}
+        # Between two points a lower bound has the next one's height, an upper bound the last one's.
+        low, high = {"where": "pre", "color": CERTIFIED}, {"where": "post", "color": ATTACKED}
+        axes.fill_between(
+            radii, percent["certified"], percent["searched"], color="#999999", alpha=0.25, label="not known"
+        )
+        axes.step(radii, percent["attacked"], **high, linestyle="--", label="at most, by witnesses")
+        if bool(self.search_radius[self.correct].isfinite().any()):
+            axes.step(radii, percent["searched"], **high, label="at most, by witnesses and PGD")
+        axes.step(radii, percent["certified"], **low, label="at least, certified")
+        axes.set(xlabel=f"size of the perturbation (l{self.p:g})", ylabel="robust accuracy, %")
+        axes.set(xlim=(0, max(radii)), ylim=(0, 100))
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+        return axes
+
     def _repr_html_(self) -> str:
-        rows = [
-            ("samples", f"{len(self)}"),
+        rows: list[tuple[str, object]] = [
+            ("samples", len(self)),
             ("norm", f"l{self.p:g}"),
             ("correct", f"{100 * float(self.correct.double().mean()):.1f}%"),
             ("median certified radius", f"{float(self.radius.median()):.4g}"),
-            ("witnesses", f"{int((self.attack_radius.isfinite() & self.correct).sum())}"),
+            ("witnesses", int((self.attack_radius.isfinite() & self.correct).sum())),
         ]
-        rows += [("inside the box", f"{self.box}")] if self.inside_box else []
-        cells = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>" for name, value in rows)
-        return f"<table>{cells}</table>"
+        rows += [("inside the box", self.box)] if self.inside_box else []
+        rows += [("assumes", line) for line in self.assumes]
+        radii, shares = self.curve()
+        curves = {
+            "at least, certified": (shares["certified"], CERTIFIED, "at least"),
+            "at most, by an attack": (shares["searched"], ATTACKED, "at most"),
+        }
+        return html.table(rows) + html.staircases(radii, curves, f"accuracy against the radius (l{self.p:g})")
 
 
 def load_certificate(path: Path | str) -> Certificate:

@@ -223,10 +223,12 @@ def certifier(
         raise InvalidInput(f"epsilons are positive, finite radii, got {list(given)}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
+    softmax = () if network.classified is network else (_BEFORE_SOFTMAX,)
+    network = network.classified
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
-        question, plan, notes = _asked(network, p, wanted, chosen, is_wanted)
+        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted)
     only = None if chosen is None or wanted else chosen.way
-    notes = (*question.constants.notes, *notes)
+    notes = (*softmax, *question.constants.notes, *notes)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
 
 
@@ -249,6 +251,10 @@ def _asked(
     question = Question(network, p, epsilons, constants, deviations, pairs, chosen is not None, elsewhere)
     return question, *_plan(question, chosen, is_wanted)
 
+
+_BEFORE_SOFTMAX = (
+    "The network ends in a softmax, which changes no class: certified, named and saved is the network before it."
+)
 
 _BEST = Tables("auto", "auto", required=False)
 """The constants that all methods together need."""

@@ -11,14 +11,15 @@ from torch import Tensor
 from curvcert.bounds.curvature.gradients import gradient_sizes
 from curvcert.bounds.curvature.portfolio import curvature_of
 from curvcert.bounds.curvature.unrolled import bends_unevenly, unrolled_terms
-from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, LipSDP, lipschitz_of
+from curvcert.bounds.lipschitz.method import without_constants
+from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, total
 
-_RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if not isinstance(method, LipSDP)]
+_RECHECKABLE = [method for method in LIPSCHITZ_METHODS.values() if method.checkable]
 """The methods that "auto" takes for a certificate: those that the checker has too."""
 
 
@@ -62,6 +63,11 @@ def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairCo
     K_methods: tuple[str, ...] = ()
     notes: list[str] = []
     terms: dict[int, Tensor] = {}
+    if not network.has_constants and (tables.L or tables.K):
+        if tables.required:
+            raise without_constants(network)
+        notes.append(f"global constants skipped: {without_constants(network)}")
+        tables = Tables()
     if tables.L is not None:
         bound = lipschitz_of(pairs, tables.L, _RECHECKABLE)
         L, L_name, L_methods = pair_table(bound.value, network), bound.method, bound.methods
@@ -99,20 +105,25 @@ def pair_deviations(pairs: Problem) -> Tensor:
     with respect to those neurons.  Certificates take this off the margin.
     """
     network = pairs.network
-    total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
+    nothing = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
     if not any(isinstance(node, ElementwiseNode) and node.activation.deviation for node in network.nodes):
-        return total
+        return nothing
     if network.pools:
         raise UnsupportedModule(
             "A Softplus with torch's threshold beside max-pooling is not covered. Use curvcert.nn.CentredSoftplus, "
             "which has no threshold, or average pooling."
         )
+    if not network.has_constants:
+        raise UnsupportedModule(
+            "A Softplus with torch's threshold beside a function without a largest slope is not covered. Use "
+            "curvcert.nn.CentredSoftplus, which has no threshold."
+        )
     sizes = gradient_sizes(replace(pairs, p=2.0, q=2.0), pairs.norms)
-    for hidden, size in sizes.items():
-        node = network.nodes[hidden]
-        assert isinstance(node, ElementwiseNode)
-        total = total + size * math.sqrt(math.prod(node.shape)) * node.activation.deviation
-    return inflate(total, gamma(8 * len(sizes) + 8))
+    lost = [
+        Upper(sizes[unit.hidden]) * math.sqrt(unit.widest) * (1 + 2 * UNIT_ROUNDOFF) * unit.block.activation.deviation
+        for unit in network.activated
+    ]
+    return total([nothing, *lost]).bound
 
 
 def _pairs(network: Network) -> int:

@@ -76,7 +76,7 @@ def matching_network(evidence: Evidence | None, network: Network | None) -> str:
         InvalidInput: if the evidence is of another network.
     """
     recorded = "" if evidence is None else evidence.network
-    given = "" if network is None else describable_digest(network)
+    given = "" if network is None else describable_digest(network.classified)
     if recorded and given and recorded != given:
         raise InvalidInput(
             f"The network is not the one that was certified: its digest is {given}, the certificate says {recorded}."

@@ -75,7 +75,10 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """phi with its first two derivatives; `third` bounds |phi'''| between jumps, `jumps` are those of phi''."""
+    """phi with its first two derivatives; `third` bounds |phi'''| between jumps, `jumps` are those of phi''.
+
+    `bends` are where a piecewise linear phi bends; None for any other.
+    """
 
     name: str
     value: Graph
@@ -83,6 +86,7 @@ class Activation:
     second: Graph
     third: float
     jumps: tuple[float, ...] = ()
+    bends: tuple[float, ...] | None = None
 
     @property
     def slope(self) -> tuple[float, float]:
@@ -410,8 +414,10 @@ def _mish() -> Activation:
     return _smooth("mish", lambda z: z * parts(z)[0], first, second, slopes, bends, limits=(0.0, 1.0))
 
 
-def _kinked(name: str, value: Elementwise, slopes: tuple[float, float]) -> Activation:
-    """Build an activation with kinks: slopes in a range, and no second derivative."""
+def _kinked(
+    name: str, value: Elementwise, slopes: tuple[float, float], bends: tuple[float, ...] | None = None
+) -> Activation:
+    """Build an activation with kinks: slopes in a range, and no second derivative; linear between its bends."""
     low, high = min(slopes), max(slopes)
     return Activation(
         name,
@@ -419,6 +425,7 @@ def _kinked(name: str, value: Elementwise, slopes: tuple[float, float]) -> Activ
         Graph(lambda z: np.full_like(z, 0.5 * (low + high)), (), (low, high), high - low + 1.0),
         Graph(lambda z: np.full_like(z, np.nan), (), (-math.inf, math.inf)),
         math.inf,
+        bends=bends,
     )
 
 
@@ -436,9 +443,9 @@ _PLAIN: dict[str, Callable[[], Activation]] = {
     "softsign": _softsign,
     "gelu_tanh": _gelu_tanh,
     "mish": _mish,
-    "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0)),
+    "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0), (0.0,)),
     "hardswish": lambda: _kinked("hardswish", lambda z: z * np.clip(z + 3.0, 0.0, 6.0) / 6.0, (-0.5, 1.5)),
-    "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0)),
+    "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0), (0.0, 6.0)),
 }
 _PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu|softshrink)\(([0-9.eE+-]{1,32})\)")
 
@@ -469,9 +476,9 @@ def activation(name: str) -> Activation | None:
         case "centred_softplus":
             return _softplus(name, number, math.log(2) / number)
         case "softshrink":
-            return _kinked(name, lambda z: z - np.clip(z, -number, number), (0.0, 1.0))
+            return _kinked(name, lambda z: z - np.clip(z, -number, number), (0.0, 1.0), (-number, number))
         case "leaky_relu":
-            return _kinked(name, lambda z: np.where(z > 0, z, number * z), (number, 1.0))
+            return _kinked(name, lambda z: np.where(z > 0, z, number * z), (number, 1.0), (0.0,))
         case "elu" if number != 1.0:
             return None
         case _:
@@ -487,7 +494,7 @@ def _of_two_numbers(name: str) -> Activation | None:
     except ValueError:
         return None
     if word == "hardtanh" and len(numbers) == 2 and -1e3 <= numbers[0] < numbers[1] <= 1e3:
-        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0))
+        return _kinked(name, lambda z: np.clip(z, *numbers), (0.0, 1.0), (numbers[0], numbers[1]))
     known = usual.get(word, ())
     if len(numbers) != len(known) or any(not abs(n / k - 1) <= 1e-6 for n, k in zip(numbers, known, strict=True)):
         return None

@@ -10,6 +10,8 @@ CURVATURE = {"compositional", "unrolled", "crc", "anchored"}
 SEEN = {"anchored-lipschitz"}
 BALLS = {"shell", "line"}
 """The methods that the checker has rules for that are as good."""
+LINES = {"linear"}
+"""Those that it has rules for which may fall short of the file's by a little."""
 
 
 class Unproven(Exception):

@@ -158,6 +158,8 @@ def _sources(entry: Any) -> list[Any]:
             return [term.get("source") for term in terms]
         case "elementwise" | "max_pool":
             return [entry.get("source")]
+        case "product":
+            return [entry.get("left"), entry.get("right")]
     return []
 
 
@@ -167,6 +169,8 @@ def _require_room(content: Reading, entries: list[Any], inputs: int) -> None:
     for entry in entries:
         if entry["kind"] == "max_pool":
             raise UnsupportedModule("max-pooling is not covered")
+        if entry["kind"] == "product":
+            raise UnsupportedModule("products of values are not covered")
         affine = entry["kind"] == "affine"
         sizes.append(stored(content, entry.get("offset")).size if affine else sizes[entry["source"]])
         sources.append(_sources(entry))

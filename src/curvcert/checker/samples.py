@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from curvcert.checker.anchored import (
     anchored_curvatures,
@@ -16,6 +17,7 @@ from curvcert.checker.evaluation import Passed, backward, forward, gradient_norm
 from curvcert.checker.findings import (
     BALLS,
     CURVATURE,
+    LINES,
     LIPSCHITZ,
     SEEN,
     Unproven,
@@ -26,6 +28,7 @@ from curvcert.checker.findings import (
 from curvcert.checker.lipschitz import DUAL
 from curvcert.checker.outward import Array, U, lengths, up
 from curvcert.checker.radii import Point, proven_by_balls, proven_by_constants
+from curvcert.checker.relaxation import Ball, Relaxation
 from curvcert.checker.search import bends_more_than, misclassified_within, steeper_than
 from curvcert.checker.tables import Tables, too_small
 from curvcert.checker.verdict import CONTRADICTED, STATUSES, Finding
@@ -35,6 +38,9 @@ SLACK = 2.0**-30
 """What a saved certificate leaves for the rounding of a checker, relatively."""
 
 _DISTANCE = 4 * SLACK
+_NEARLY = 0.99
+"""The share of a radius by lines that the checker's own prove at least."""
+
 _CLEAR = 1e-6
 """Below this relative difference the comparison of two radii is left open."""
 
@@ -82,6 +88,7 @@ class _Sample:
         self._point: Point | None = None
         self._K: Array | None = None
         self._L_seen: Array | None = None
+        self._rises: dict[float, Array] = {}
 
     def check_identity(self, label: int | None) -> None:
         """Require the input and the label to be those of the certificate."""
@@ -271,9 +278,34 @@ class _Sample:
                 open_ = np.where(proven_by_balls(facts, point, open_, self.constants, kinds), 0.0, open_)
             except UnsupportedModule:
                 known &= not named & BALLS
+        if open_.any() and LINES & claims.radii.keys():
+            open_ = np.where(self._proven_by_relaxation(open_), 0.0, open_)
+            # Lines are drawn anew, and others might prove a little more.
+            near = self._proven_by_relaxation(_NEARLY * open_).all()
+            known |= not near and named <= LIPSCHITZ | SEEN | CURVATURE | LINES
         i = int(np.argmax(open_ > 0))
         text = f"the radius {claims.pair_radius[k][i]:.9g} of class {i} is more than is proven"
         self._require_radius(open_, text, known and self._engine(self._tables_of(named)))
+
+    def _proven_by_relaxation(self, r: Array) -> NDArray[np.bool_]:
+        """Return which classes lines prove up to r, 0 for one that is proven; from the first that fails on, none."""
+        proven = r <= 0
+        for radius in np.unique(r[~proven]):
+            here = r == radius
+            proven |= here & (self._risen(float(radius)) < self.point.m)
+            if not proven[here].all():
+                break
+        return proven
+
+    def _risen(self, radius: float) -> Array:
+        """Bound how far every class rises above the label within a radius, and within the box if the balls are cut."""
+        if radius not in self._rises:
+            eye, model, x = np.eye(self.facts.model.classes), self.facts.model, self.x.reshape(-1)
+            cut = None if self.cut is None else (self.cut[0].reshape(-1), self.cut[1].reshape(-1))
+            ball = Ball.about(x, self.claims.p, radius, cut)
+            found = Relaxation(model, self.point.passed, ball).rises(eye - eye[self.label])
+            self._rises[radius] = np.where(self.point.others, found, -np.inf) if np.isfinite(radius) else found + np.inf
+        return self._rises[radius]
 
     @property
     def constants(self) -> tuple[Array, Array]:
@@ -297,7 +329,9 @@ class _Sample:
         (named, shell), pair = self._named, self.needed(self.claims.pair_radius[self.k])
         tables = self._tables_of(named)
         require_proof(
-            bool(tables or named & BALLS), "the method has a name that the checker does not know", engine=False
+            bool(tables or named & (BALLS | LINES)),
+            "the method has a name that the checker does not know",
+            engine=False,
         )
         if "line" in named:
             return  # it takes along what every other kind knows
@@ -306,6 +340,11 @@ class _Sample:
             return
         (K, L), none = self.constants, np.full_like(self.K, np.inf)
         radius = float(self.needed(self.claims.radius[self.k]))
+        if named & LINES:
+            rises = self._risen(radius)
+            proven = (rises < self.point.m)[pair <= radius]
+            require_proof(bool(proven.all()), "lines drawn anew do not prove the radius", engine=False)
+            return
         L = self.L_seen if named & SEEN else L
         used = (K if "K" in tables else none), (L if "L" in tables else none)
         proven = proven_by_constants(self.point, np.where(pair <= radius, radius, 0.0), *used)

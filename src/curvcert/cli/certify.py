@@ -25,10 +25,10 @@ from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
-from curvcert.cli.parts import Parts, Plan, digest_of
 from curvcert.cli.requirements import Requirement, radii_to_decide
+from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
 from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
-from curvcert.cli.shares import LOST_AFTER, Found, Shares
+from curvcert.cli.shared_certification import LOST_AFTER, Found, SharedCertification
 from curvcert.errors import InvalidInput
 from curvcert.folder_lock import locked
 from curvcert.network import Network
@@ -36,7 +36,7 @@ from curvcert.network.network_file import network_digest, save_network
 from curvcert.norms import validate_p
 from curvcert.reporting.collecting import report_data, shown_epsilons
 from curvcert.reporting.data import Required
-from curvcert.reporting.digits import percent_ceil, percent_floor
+from curvcert.reporting.decimals import percent_ceil, percent_floor
 from curvcert.reporting.writing import write_report
 from curvcert.training.distributed import place_from, require_device
 from curvcert.whole_files import write_whole
@@ -158,8 +158,8 @@ def certify_command(
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
-    parts = Parts(out / "parts", request.plan(network, inputs, part_size), inputs)
-    shares = Shares(parts, place, output, lost_after)
+    parts = SavedParts(out / "parts", request.plan(network, inputs, part_size), inputs)
+    shares = SharedCertification(parts, place, output, lost_after)
 
     @cache
     def ready() -> Certifier:  # for the first part that is missing: bounds may take minutes
@@ -185,7 +185,7 @@ def certify_command(
             return  # the results are rank 0's to write
         certificate, attack = found
         certificate = certificate.save(out / FILES["certificate"])
-        save_network(network, out / FILES["network"])
+        save_network(network.classified, out / FILES["network"])
         rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
         write_whole(out / FILES["samples"], rows)
         files = {name: out / file for name, file in FILES.items()}
@@ -252,7 +252,7 @@ class Request:
             "inside_box": self.inside_box,
             "search": search if self.search else None,
         }
-        digests = (network_digest(network), digest_of(inputs.x), digest_of(inputs.y))
+        digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 

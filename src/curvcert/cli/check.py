@@ -84,7 +84,7 @@ def check_command(
 def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> Path:
     """Return the network as the checker reads it: the file that was given, or one made from the model."""
     if not is_network_file(choice.name):
-        return save_network(load_network(choice, shape), Path(folder) / "network.safetensors")
+        return save_network(load_network(choice, shape).classified, Path(folder) / "network.safetensors")
     if choice.normalise or choice.weights or choice.evaluate or choice.input_shape:
         raise InvalidInput(
             f"{choice.name} is a network file, complete as it is: leave out --normalise, --weights, --eval and "

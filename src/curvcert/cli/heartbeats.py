@@ -85,11 +85,11 @@ class Watch:
             self._last, self._since, self._changed = now, time.monotonic(), True
 
     def alive(self) -> bool:
-        """Tell whether a sign of life has come since the watch began."""
+        """Whether a sign of life has come since the watch began."""
         self._look()
         return self._changed and not self._last.endswith(_ENDED)
 
     def gone(self) -> bool:
-        """Tell whether the process said that it ended, or has shown no sign of life for too long."""
+        """Whether the process said that it ended, or has shown no sign of life for too long."""
         self._look()
         return self._last.endswith(_ENDED) or time.monotonic() - self._since > self._lost_after

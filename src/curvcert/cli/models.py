@@ -70,7 +70,7 @@ def load_network(choice: ModelChoice, data_shape: Shape | None = None) -> Networ
 
 
 def is_network_file(name: str) -> bool:
-    """Tell whether a file is one that `save_network` wrote, by what it says of itself."""
+    """Whether a file is one that `save_network` wrote, by what it says of itself."""
     path = Path(name)
     if path.suffix.lower() != ".safetensors" or not path.is_file():
         return False

@@ -7,7 +7,7 @@ from typing import final
 from curvcert.certificates import Certificate
 from curvcert.cli.options import number
 from curvcert.errors import InvalidInput
-from curvcert.reporting.digits import percent_ceil, percent_floor
+from curvcert.reporting.decimals import percent_ceil, percent_floor
 
 
 @final

@@ -31,7 +31,7 @@ from curvcert.falsifier.audited import Audit, Effort
 from curvcert.falsifier.bound_search import BoundKind
 from curvcert.falsifier.draws import Draw
 from curvcert.falsifier.random_networks import random_network
-from curvcert.falsifier.session import CHEAP, DEAR, Asked, Session
+from curvcert.falsifier.session import Asked, Session
 from curvcert.network import Network
 
 NETWORKS = 20
@@ -219,7 +219,7 @@ class _RandomAttack:
         x = self._points(self.effort.samples)
         x = x.clamp(*BOX) if boxed else x
         y = torch.tensor([pick.randrange(network.outputs) for _ in x]) if pick.random() < 0.1 else None
-        cheap, dear = (session.applicable(names, p) for names in (CHEAP, DEAR))
+        cheap, dear = (session.applicable(p, dear) for dear in (False, True))
         methods = [pick.choice(cheap)] if self.effort.dear < 1 else []
         if dear and pick.random() < self.effort.dear:
             methods.append(pick.choice(dear))

@@ -17,6 +17,7 @@ from curvcert.bounds.outputs import output_bounds
 from curvcert.bounds.types import Anchor, Ball, Bound, Global, Scope, Side
 from curvcert.boxes import BoxSides
 from curvcert.certificates import certify
+from curvcert.certificates.methods import CERTIFICATE_METHODS
 from curvcert.errors import (
     OutOfRange,
     UnsupportedActivation,
@@ -42,14 +43,6 @@ REFUSALS = (
 )
 """The errors that decline a network.  The rest say that the question was wrong, and the audit asked it."""
 
-CHEAP = (
-    *("lipschitz", "product", "liplt", "lipsdp-recursion", "anchored-lipschitz"),
-    *("compositional", "unrolled", "crc", "anchored"),
-)
-DEAR = ("auto", "shell", "line", "linear", "quadratic", "norms")
-"""The methods of `certify`, by what they cost."""
-
-_CURVED = ("compositional", "unrolled", "crc", "anchored", "shell", "line", "quadratic")
 _Answer = TypeVar("_Answer")
 
 
@@ -162,17 +155,11 @@ class Session:
         found = replace(found, counterexamples=tuple(named))
         yield Audit(0, findings=found, cells={f"certify {method}, l{p:g}{', inside a box' * inside}": found.total})
 
-    def applicable(self, names: tuple[str, ...], p: float) -> list[str]:
-        """Return the methods of `certify` that apply to this network."""
+    def applicable(self, p: float, dear: bool) -> list[str]:
+        """Return the methods of `certify` that apply to this network, the dear ones or the others."""
         problem = make_problem(self.network, p, None, None, None, "all", None)
-        known = {**CURVATURE_METHODS, **LIPSCHITZ_METHODS}
-        return [
-            name
-            for name in names
-            if (self.smooth or name not in _CURVED)
-            and (p == 2 or name != "line")
-            and (name == "anchored" or name not in known or known[name].reason_to_skip(problem) is None)
-        ]
+        methods = [method for method in CERTIFICATE_METHODS.values() if method.dear == dear]
+        return ["auto"] * dear + [method.name for method in methods if method.reason_to_skip(problem) is None]
 
     def outputs(self, label: str, where: Mapping[str, Any]) -> Iterator[Audit]:
         """Bound the outputs, and climb them where they are bounded."""

@@ -45,7 +45,7 @@ def certified_margin_logits(
 
     By Taylor's theorem :math:`f_i - f_y` stays below :math:`z_i - z_y` on the ball of radius epsilon: where z_y leads,
     the curvature certificate holds there.  With `certificate` "line" f_i is lifted by what the line certificate
-    loses instead, see `lost_within`.  `gradient_norms` has one column a class, or one for all.
+    loses instead, see `lost_within`.  `gradient_norms` has one column per class, or one for all.
 
     >>> logits, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
     >>> K = torch.tensor([[0.0, 4.0], [4.0, 0.0]])

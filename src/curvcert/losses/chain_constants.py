@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from curvcert.losses.computed_once import computed_once
 from curvcert.losses.gradient_norms import safe_sqrt
-from curvcert.losses.lazily import lazily
 from curvcert.network import Network
 from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Identity, Reshape
 from curvcert.operators.stacked import StackedNorms
@@ -155,19 +155,19 @@ class ChainStep:
         assert isinstance(found, Tensor)
         return found
 
-    @lazily
+    @computed_once
     def _reached(self) -> Tensor:
         """Z_0, ..., Z_{m-1}: the constants of x -> W_k x_k."""
         m = len(self._chain.maps)
         A = self._get("_prefix_weights") * self._norms[self._get("_prefix_index")]
         return _solve_unit_lower(A[:m, :m], self._get("_start_weights") * self._norms[self._get("_start_index")])
 
-    @lazily
+    @computed_once
     def _prefixes(self) -> Tensor:
         """L_0, ..., L_m: the constants of x -> x_k."""
         return torch.cat([self._reached.new_ones(1), self._get("_slopes") * self._reached])
 
-    @lazily
+    @computed_once
     def lipschitz(self) -> Tensor:
         """The l2 Lipschitz constant of the whole network, by LipLT."""
         chain, spans, m = self._chain, self._owner._spans, len(self._chain.maps)
@@ -177,7 +177,7 @@ class ChainStep:
             total = total + reach * self._reached[j]
         return total
 
-    @lazily
+    @computed_once
     def curvature(self) -> Tensor:
         """The l2 curvature of the whole network, by the paper's Algorithm 1."""
         chain, m, L = self._chain, len(self._chain.maps), self._prefixes
@@ -190,7 +190,7 @@ class ChainStep:
         # K_{k+1} = added_k + steps_k K_k, K_0 = 0: unknowns K_1, ..., K_m.
         return _solve_unit_lower(torch.diag(steps[1:], -1), added)[-1]
 
-    @lazily
+    @computed_once
     def pair_lipschitz(self) -> Tensor:
         """The Lipschitz constant of every f_i - f_j, a symmetric (classes, classes) table with zeros inside."""
         chain, m = self._chain, len(self._chain.maps)
@@ -200,7 +200,7 @@ class ChainStep:
             total = total + chain.rho[j] * self._owner._mu(j + 1, m - 1) * self._reached[j] * rows[m - 1 - j]
         return total
 
-    @lazily
+    @computed_once
     def pair_curvature(self) -> Tensor:
         """The curvature of every f_i - f_j by the unrolled bound, a symmetric (classes, classes) table."""
         m, L = len(self._chain.maps), self._prefixes
@@ -213,7 +213,7 @@ class ChainStep:
         total: Tensor = inner + self._chain.c[-1] * L[m - 1].square() * self._last_block
         return total
 
-    @lazily
+    @computed_once
     def _pair_rows(self) -> list[Tensor]:
         """Tables of the lengths of (v_i - v_j)' W_{m-1} ... W_k, for k = m, ..., 0."""
         classes, rows = self._chain.last.out_size, []
@@ -225,7 +225,7 @@ class ChainStep:
             rows.append(_distances(row.flatten(1)))
         return rows
 
-    @lazily
+    @computed_once
     def _omega(self) -> Tensor:
         """Bounds on the curvature of x -> Phi(W x) over c, one per layer."""
         longest = torch.stack(
@@ -250,7 +250,7 @@ class ChainStep:
             direction = v.clone()
         return safe_sqrt(direction @ (squares @ direction))
 
-    @lazily
+    @computed_once
     def _last_block(self) -> Tensor:
         """The largest eigenvalue of W' diag|v_i - v_j| W for the last layer's W, a (classes, classes) table."""
         W, classes = self._chain.maps[-1], self._chain.last.out_size

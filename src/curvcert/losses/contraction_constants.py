@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from curvcert.activations import from_module
 from curvcert.losses.chain_constants import BlockBound
+from curvcert.losses.computed_once import computed_once
 from curvcert.losses.gradient_norms import safe_sqrt
-from curvcert.losses.lazily import lazily
 from curvcert.nn import Normalise, PadChannels, ScaledAveragePool2d, SLLConv2d, SLLDense, UnitRowLinear
 
 PowerStep = Callable[[Tensor], Tensor]
@@ -180,25 +180,25 @@ class ContractionStep:
         """The dtype of the model's parameters, and of these constants."""
         return self._stack.last.weight.dtype
 
-    @lazily
+    @computed_once
     def lipschitz(self) -> Tensor:
         """The l2 Lipschitz constant of the whole network: the norm of its last map."""
         gram = self._read_out @ self._read_out.mT
         direction = self._refined("readout", lambda v: v @ gram.detach())
         return self._stack.fixed * safe_sqrt((direction * (direction @ gram)).sum())
 
-    @lazily
+    @computed_once
     def curvature(self) -> Tensor:
         """The l2 curvature of the whole network, the paper's shortcut: a sum over the layers, then the last map."""
         # `lipschitz` counts all the fixed maps, a layer's term those before it twice and those behind it once.
         return self.lipschitz / self._stack.fixed * torch.stack(self._terms).sum()
 
-    @lazily
+    @computed_once
     def pair_lipschitz(self) -> Tensor:
         """The Lipschitz constant of every f_i - f_j, a symmetric (classes, classes) table with zeros inside."""
         return self._stack.fixed * self._distances
 
-    @lazily
+    @computed_once
     def pair_curvature(self) -> Tensor:
         """The curvature of every f_i - f_j: a sum over the layers, the last weighed by the gradient that reaches it."""
         if not self._stack.folded:
@@ -206,22 +206,22 @@ class ContractionStep:
         last = self._stack.c[-1] * self._stack.before[-1] ** 2 * self._last_layer
         return last if len(self._terms) == 1 else last + self._distances * torch.stack(self._terms[:-1]).sum()
 
-    @lazily
+    @computed_once
     def _read_out(self) -> Tensor:
         last = self._stack.last
         return last.effective() if isinstance(last, UnitRowLinear) else last.weight
 
-    @lazily
+    @computed_once
     def _distances(self) -> Tensor:
         """The table of the distances between rows of V, with gradient 0 where they agree."""
         lengths: Tensor = torch.linalg.vector_norm(self._read_out[:, None] - self._read_out[None], dim=2)
         return lengths
 
-    @lazily
+    @computed_once
     def _effective(self) -> list[tuple[Tensor, Tensor]]:
         return [layer.effective() for layer in self._stack.layers]
 
-    @lazily
+    @computed_once
     def _terms(self) -> list[Tensor]:
         """What each layer adds to the curvature, behind the fixed maps and in front of V."""
         sides = zip(self._stack.before, self._stack.behind, self._stack.c, strict=True)
@@ -252,7 +252,7 @@ class ContractionStep:
         direction = self._refined(f"right_{k}", lambda v: back(image(v, fixed), fixed))
         return image(direction, weight).square().sum()
 
-    @lazily
+    @computed_once
     def _last_layer(self) -> Tensor:
         """The largest eigenvalue of W' diag|D W (v_i - v_j)| W for the last layer, a (classes, classes) table."""
         weight, d = self._effective[-1]

@@ -27,7 +27,7 @@ from curvcert.losses.radius_reward import (
     reward,
     soft_lipschitz_radii,
 )
-from curvcert.losses.streams import aside, rejoin
+from curvcert.losses.side_stream import aside, rejoin
 
 Gradients = Literal["all", "runner-up"]
 Tensors = tuple[Tensor, ...]
@@ -352,7 +352,7 @@ class LocallyCertifiedMargin(AbstractPairObjective):
     The runner-up is lifted by what the line certificate loses with :math:`s_g K`, and by
     :math:`\tfrac{\varepsilon^2}{2} s_l \hat T`, with :math:`\hat T` the estimate of `losses.local_curvature`.  The
     global K is a product of norms, far too pessimistic near a sample; some of it still pays, for it holds down what
-    the remainders of early layers grow to in later ones.
+    the remainders of early layers grow to in later ones.  With :math:`s_l = 0` a step is as fast as for the line.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -379,18 +379,22 @@ class LocallyCertifiedMargin(AbstractPairObjective):
         self.global_scale, self.local_scale = global_scale, local_scale
 
     def of_batch(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
-        """Return the logits, and the gradient's norm and the local curvature of the runner-up's pair."""
+        """Return the logits, and the gradient's norm and the local curvature of the runner-up's pair, if it counts."""
+        if not self.local_scale:
+            return logits_and_runner_up_norm(model, x, y)
         return logits_norm_and_local_curvature(model, x, y, self.epsilon)
 
     def rate(
         self, seen: Tensors, constants: Tensors, y: Tensor, progress: float | Tensor, weight: float | Tensor
     ) -> Tensor:
         """Return the loss of the batch."""
-        (logits, norms, bend), (K,) = seen, constants
+        (logits, norms, *bends), (K,) = seen, constants
         epsilon = (self.epsilon * ramp(progress, self.ramp_share)).to(logits)
         z = certified_margin_logits(logits, y, norms, self.global_scale * K, epsilon, "line")
-        lift = 0.5 * epsilon * epsilon * self.local_scale * bend
-        return margin_cross_entropy(z + lift.expand_as(z).scatter(1, y[:, None], 0.0), y, self.tau)
+        for bend in bends:
+            lift = 0.5 * epsilon * epsilon * self.local_scale * bend
+            z = z + lift.expand_as(z).scatter(1, y[:, None], 0.0)
+        return margin_cross_entropy(z, y, self.tau)
 
 
 def _with_gradients(model: nn.Module, x: Tensor, y: Tensor, gradients: Gradients) -> tuple[Tensor, Tensor]:

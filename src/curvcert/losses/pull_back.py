@@ -45,7 +45,7 @@ def pull_back(module: nn.Module, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
 
 
 def has_rule(module: nn.Module) -> bool:
-    """Tell whether a module's gradient can be written out.
+    """Whether a module's gradient can be written out.
 
     >>> has_rule(nn.Linear(1, 1)), has_rule(nn.LayerNorm(1))
     (True, False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from curvcert.activations import Activation
 from curvcert.errors import UnsupportedModule
 from curvcert.network.block import MaxPool
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, ProductNode, Term
 from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Reshape, scale
 from curvcert.operators.base import Shape
 from curvcert.operators.gather import gather_along
@@ -41,6 +41,10 @@ class Builder:
         """Start with the input, or go on from the nodes of a network."""
         self.device, self.dtype, self.live = device, dtype, live
         self._nodes: list[AbstractNode] = list(nodes) or [InputNode(shape)]
+        self.shares: set[int] = set()
+        """The values that sum to 1 along their last axis, as a softmax does."""
+        self.scores: dict[int, int] = {}
+        """For a softmax or log-softmax of all entries, the number of what it is of: the order of both is the same."""
 
     @property
     def nodes(self) -> tuple[AbstractNode, ...]:
@@ -133,6 +137,24 @@ class Value:
         if bool((factor == first).all()):
             return self.linear(scale(first, Identity(self.shape, self.dtype, self.device)), name=name)
         return self.linear(Diagonal(factor, self.shape), name=name)
+
+    def multiplied(self, other: "Value", name: str) -> "Value":
+        """Return value * other, entry by entry; both depend on the input."""
+        if self.live:
+            raise UnsupportedModule(
+                f"{name}: a product of values has no constants that a training loss could estimate. Leave it out."
+            )
+        if self.shape != other.shape:
+            raise UnsupportedModule(
+                f"{name}: a product of shapes {self.shape} and {other.shape} is not supported. Give both the same "
+                "shape (`expanded` repeats a value along axes of size 1)."
+            )
+        return self.builder.add(ProductNode(self.number, other.number, self.shape, name))
+
+    def expanded(self, shape: Shape, name: str = "") -> "Value":
+        """Return the value repeated along axes of size 1, or new ones in front, until it has this shape."""
+        value = self.reshaped((*(1,) * (len(shape) - len(self.shape)), *self.shape), name)
+        return value.gathered({k: [0] * n for k, n in enumerate(shape) if value.shape[k] == 1 and n > 1}, name)
 
     def negative(self) -> "Value":
         """Return -value."""

@@ -15,23 +15,13 @@ _HALF_PI, _HALF_PI_ERROR = math.pi / 2, 6.2e-17
 """The float64 number next to pi/2, and how far from it it is: 6.1232...e-17."""
 
 UNBOUNDED = {
-    "exp": "sigmoid, or exp(-x**2)",
-    "exp2": "sigmoid, or exp(-x**2)",
-    "expm1": "ELU",
-    "log": "a sum of softplus",
-    "log2": "a sum of softplus",
-    "log1p": "a sum of softplus",
-    "sqrt": "x / sqrt(1 + x**2)",
-    "rsqrt": "x / sqrt(1 + x**2)",
-    "reciprocal": "sigmoid",
-    "square": "softplus, or 1 - exp(-x**2)",
-    "pow": "softplus, or 1 - exp(-x**2)",
-    "sinh": "tanh",
-    "cosh": "softplus",
+    "exp2": "exp(log(2) x)",
+    "log2": "log(x) / log(2)",
+    "log10": "log(x) / log(10)",
     "tan": "tanh",
     "xlogy": "softplus",
 }
-"""Functions without a largest slope, and what computes something like them with one."""
+"""Functions without a largest slope that have no row either, and what computes something like them with one."""
 
 
 def scaled(value: Value, inner: float, activation: Activation, outer: float, path: str, offset: float = 0.0) -> Value:
@@ -66,6 +56,39 @@ def hard_sigmoid(value: Value, path: str) -> Value:
 def absolute(value: Value, path: str) -> Value:
     """Return |x|, a leaky ReLU of slope -1."""
     return value.activate(activations.leaky_relu(-1.0), path)
+
+
+def power(value: Value, path: str, exponent: float) -> Value:
+    """Return every entry to a constant power."""
+    if exponent == 0.0:
+        return value.times(torch.zeros(())).shift(torch.ones(value.shape, dtype=torch.float64))
+    return value if exponent == 1.0 else value.activate(activations.power(exponent), path)
+
+
+def exponential(value: Value, path: str) -> Value:
+    """Return e^x."""
+    return value.activate(activations.EXP, path)
+
+
+def logarithm(value: Value, path: str) -> Value:
+    """Return log(x)."""
+    return value.activate(activations.LOG, path)
+
+
+def exponential_less_one(value: Value, path: str) -> Value:
+    """Return e^x - 1."""
+    return _shifted(exponential(value, path), -1.0)
+
+
+def logarithm_of_one_more(value: Value, path: str) -> Value:
+    """Return log(1 + x)."""
+    return logarithm(_shifted(value, 1.0), path)
+
+
+def hyperbolic(value: Value, path: str, odd: bool) -> Value:
+    """Return cosh(x), or with `odd` sinh(x)."""
+    rising, falling = (_times(exponential(each, path), 0.5) for each in (value, value.negative()))
+    return rising.plus(falling.negative() if odd else falling, path)
 
 
 def clamped(value: Value, lower: float | None, upper: float | None, path: str) -> Value:
@@ -104,6 +127,6 @@ def without_a_constant(name: str, path: str) -> UnsupportedModule:
     """Return the error for a function whose slope has no bound."""
     return UnsupportedModule(
         f"{path}: {name} has no largest slope on the real numbers, so that a network with it has no global constant. "
-        f"Use a function that has one ({UNBOUNDED[name]}), or write {name} inside a formula that has "
-        "(see 'Formulas' in the documentation of networks)."
+        f"Use {UNBOUNDED[name]}, or write {name} inside a formula that has one (see 'Formulas' in the documentation "
+        "of networks)."
     )

@@ -11,10 +11,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from curvcert.activations import Activation
+from curvcert.activations import Activation, derivative_range
 from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
 from curvcert.network.network import Network
-from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, ProductNode
 from curvcert.network.rewriting.chain import Chain
 from curvcert.network.sweeps import AbstractForward
 from curvcert.operators import NormBounds
@@ -121,17 +121,35 @@ class _Evaluating(AbstractForward[Computed]):
         return _computed(total, error, norm, 2 * len(values))
 
     def elementwise(self, node: ElementwiseNode, value: Computed) -> Computed:
-        alpha, beta = node.activation.slope
-        steepest = max(abs(alpha), abs(beta))
+        steepest: float | Tensor = max(map(abs, node.activation.slope))
+        most = steepest
+        if not node.activation.is_tame:
+            # As steep as it is within the error.
+            least, greatest = value.value - value.error, value.value + value.error
+            # What overflowed can be anything.
+            known = ~(least.isnan() | greatest.isnan())
+            least, greatest = torch.where(known, least, -torch.inf), torch.where(known, greatest, torch.inf)
+            low, high = derivative_range(node.activation, least, greatest)
+            steepest = torch.maximum(low.abs(), high.abs())
+            most = steepest.flatten(1).amax(dim=1)
         y = node.activation.value(value.value)
         local = _activation_error(node.activation, y)
-        return _computed(y, steepest * value.error + local, steepest * value.error_norm + _norm(local))
+        return _computed(y, steepest * value.error + local, most * value.error_norm + _norm(local))
 
     def max_pool(self, node: MaxPoolNode, value: Computed) -> Computed:
         # Each output is one of the inputs, or beside one by no more than the largest error.
         worst = value.error.flatten(1).amax(dim=1)
         y = node.pool.evaluate(value.value)
         return _computed(y, _spread(worst, y), None)
+
+    def product(self, node: ProductNode, left: Computed, right: Computed) -> Computed:
+        # u'v' - uv = u (v' - v) + v (u' - u) + (u' - u)(v' - v), and the rounding of the product itself.
+        y = left.value * right.value
+        sizes = left.value.abs() * right.error + right.value.abs() * left.error + left.error * right.error
+        u, v = (factor.value.abs().flatten(1).amax(dim=1) for factor in (left, right))
+        local = UNIT_ROUNDOFF * y.abs()
+        norm = u * right.error_norm + v * left.error_norm + left.error_norm * right.error_norm + _norm(local)
+        return _computed(y, sizes + local, norm)
 
 
 def _activation_error(activation: Activation, value: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
+from curvcert.network.recording import InFloat64
 
 _FEW, _MORE = 5, 7
 """Two sizes of a batch, each a prime that sizes inside a network seldom are."""
@@ -45,8 +46,8 @@ def require_one_function(model: nn.Module, twin: nn.Module, example: Tensor) -> 
     few, more = (centre.expand(n, *centre.shape[1:]).clone() for n in (_FEW, _MORE))
     with _Watching(own), torch.enable_grad():
         first = _calls(model, few.to(own))
-    with torch.inference_mode():
-        second = _calls(twin, more.to(torch.float64))
+    with InFloat64(own):
+        second = _calls_without_gradients(twin, more.to(torch.float64))
     other = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if not _same_call(a, b)), None)
     if other is None and len(first) != len(second):
         other = min(len(first), len(second))
@@ -78,6 +79,16 @@ def _calls(module: nn.Module, x: Tensor) -> Calls:
     return tuple(recording.calls)
 
 
+def _calls_without_gradients(module: nn.Module, x: Tensor) -> Calls:
+    """Return the calls in inference mode, or, if the module differentiates and so fails there, without gradients."""
+    try:
+        with torch.inference_mode():
+            return _calls(module, x.clone())
+    except InvalidInput:
+        with torch.no_grad():
+            return _calls(module, x.clone())
+
+
 class _Recording(TorchFunctionMode):
     """Writes down every function of torch that is called, with its arguments but for the numbers of tensors."""
 
@@ -89,7 +100,7 @@ class _Recording(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name != "__get__":
+        if name not in ("__get__", "_set_grad_enabled"):
             leaves, shape = pytree.tree_flatten((args, kwargs or {}))
             self.calls.append((name, str(shape), *map(_summary, leaves)))
         return func(*args, **(kwargs or {}))
@@ -104,9 +115,18 @@ def _summary(argument: Any) -> Any:
     return argument if isinstance(argument, int | float | str | type(None)) else type(argument).__name__
 
 
+_ARITHMETIC = {
+    f"{name}{end}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "true_divide") for end in ("", "_")
+}
+_ARITHMETIC |= {f"__{name}__" for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rdiv", "pow")}
+
+
 def _same_call(left: Any, right: Any) -> bool:
-    """Whether two calls are the same but for the sizes of their batches."""
+    """Whether two calls are the same but for the sizes of their batches, which are no numbers to compute with."""
     if isinstance(left, tuple) and isinstance(right, tuple):
+        numbers = [[item for item in call if type(item) is int] for call in (left, right)]
+        if left and left[0] in _ARITHMETIC and numbers[0] != numbers[1]:
+            return False
         return len(left) == len(right) and all(map(_same_call, left, right))
     if isinstance(left, float) and isinstance(right, float) and left != left:
         return right != right
@@ -117,6 +137,10 @@ def _same_call(left: Any, right: Any) -> bool:
 
 class _Watching(TorchDispatchMode):
     """Looks for what no trace of a float64 copy can know: numbers rounded to fewer digits, and chance."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __init__(self, own: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

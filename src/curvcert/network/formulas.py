@@ -42,12 +42,12 @@ def recognised(formula: Polynomial | None) -> Lowering | None:
     """
     if formula is None:
         return None
-    found = (rule(formula) for rule in (_bell, _gate, _table))
+    found = (rule(formula) for rule in (_bell, _gate, _kink, _table))
     return next((lowering for lowering in found if lowering is not None), None)
 
 
 def _bell(formula: Polynomial) -> Lowering | None:
-    """Recognise k e^(-c x^2), and k sigmoid(b x + a)."""
+    """Recognise k e^(-c x^2), k sigmoid(b x + a) and k softplus(b x + a)."""
     (((monomial, k), *rest)) = formula or [((), 0.0)]
     if rest or len(monomial) != 1 or isinstance(monomial[0], str):
         return None
@@ -55,9 +55,25 @@ def _bell(formula: Polynomial) -> Lowering | None:
     inner = dict(argument)
     if name == "Exp" and inner.keys() == {("x", "x")} and inner["x", "x"] < 0:
         return lambda value, path: scaled(value, math.sqrt(-inner["x", "x"]), activations.GAUSSIAN, k, path)
-    if name == "Sigmoid" and ("x",) in inner and inner.keys() <= {("x",), ()}:
-        return lambda value, path: scaled(value, inner["x",], activations.SIGMOID, k, path, inner.get((), 0.0))
+    row = {"Sigmoid": activations.SIGMOID, "Softplus": activations.softplus()}.get(name)
+    if row is not None and ("x",) in inner and inner.keys() <= {("x",), ()}:
+        return lambda value, path: scaled(value, inner["x",], row, k, path, inner.get((), 0.0))
     return None
+
+
+def _kink(formula: Polynomial) -> Lowering | None:
+    """Recognise a x + k x step(x): x by one factor above 0, and by another below."""
+    parts = dict(formula)
+    stepped = parts.pop(("x", ("Step", X)), None)
+    below = parts.pop(("x",), 0.0)
+    if stepped is None or parts:
+        return None
+    if below == 0.0:
+        return lambda value, path: scaled(value, 1.0, activations.RELU, stepped, path)
+    above = below + stepped
+    if not above:
+        return None
+    return lambda value, path: scaled(value, 1.0, activations.leaky_relu(below / above), above, path)
 
 
 def _gate(formula: Polynomial) -> Lowering | None:
@@ -185,12 +201,45 @@ def _quotient(left: Polynomial, right: Polynomial) -> Polynomial | None:
 
 def _reciprocal(divisor: Polynomial) -> Polynomial:
     """Return 1 / q, which is sigmoid(-z) for q = 1 + e^z."""
-    parts = dict(divisor)
+    inner = _one_plus_exp(divisor)
+    if inner is not None:
+        return _function("Sigmoid", frozenset((m, -c) for m, c in inner))
+    return _function("Reciprocal", divisor)
+
+
+def _logarithm(argument: Polynomial) -> Polynomial:
+    """Return log q, which is softplus(z) for q = 1 + e^z."""
+    inner = _one_plus_exp(argument)
+    return _function("Log", argument) if inner is None else _function("Softplus", inner)
+
+
+def _one_plus_exp(q: Polynomial) -> Polynomial | None:
+    """Return z where q is 1 + e^z."""
+    parts = dict(q)
     if len(parts) == 2 and parts.get(()) == 1.0:
         ((monomial, coefficient),) = ((m, c) for m, c in parts.items() if m)
         if coefficient == 1.0 and len(monomial) == 1 and monomial[0][0] == "Exp":
-            return _function("Sigmoid", frozenset((m, -c) for m, c in monomial[0][1]))
-    return _function("Reciprocal", divisor)
+            found: Polynomial = monomial[0][1]
+            return found
+    return None
+
+
+def _step(left: Polynomial, right: Polynomial) -> Polynomial | None:
+    """Return 1 where left > right, and 0 elsewhere."""
+    difference = _plus(left, right, -1.0)
+    return None if difference is None else _function("Step", difference)
+
+
+def _step_below(left: Polynomial, right: Polynomial) -> Polynomial | None:
+    above = _step(left, right)
+    return None if above is None else _plus(number(1.0), above, -1.0)
+
+
+def _where(mask: Polynomial, left: Polynomial, right: Polynomial) -> Polynomial | None:
+    """Return mask left + (1 - mask) right."""
+    difference = _plus(left, right, -1.0)
+    chosen = None if difference is None else _times(mask, difference)
+    return None if chosen is None else _plus(right, chosen)
 
 
 def _raised(base: Polynomial, exponent: Polynomial) -> Polynomial | None:
@@ -200,6 +249,8 @@ def _raised(base: Polynomial, exponent: Polynomial) -> Polynomial | None:
 
 def operation(op: str, parts: Sequence[Polynomial]) -> Polynomial | None:
     """Return what an operation, by the name that ONNX has for it, makes of formulas; None where that leads nowhere."""
+    if op == "Where":
+        return _where(*parts) if len(parts) == 3 else None
     if op in _BINARY:
         return _BINARY[op](*parts) if len(parts) == 2 else None
     if len(parts) != 1:
@@ -219,6 +270,13 @@ def operation(op: str, parts: Sequence[Polynomial]) -> Polynomial | None:
         case "HardSigmoid":
             moved = _plus(argument, number(3.0))
             return None if moved is None else _times(number(1 / 6), _function("Relu6", moved))
+        case "Log":
+            return _logarithm(argument)
+        case "Log1p":
+            moved = _plus(argument, number(1.0))
+            return None if moved is None else _logarithm(moved)
+        case "Expm1":
+            return _plus(_function("Exp", argument), number(1.0), -1.0)
         case _:
             return _function(op, argument)
 
@@ -229,6 +287,8 @@ _BINARY: dict[str, Callable[[Polynomial, Polynomial], Polynomial | None]] = {
     "Mul": _times,
     "Div": _quotient,
     "Pow": _raised,
+    "Step": _step,
+    "StepBelow": _step_below,
 }
 BINARY = frozenset(_BINARY)
 """Operations on two formulas."""
@@ -241,6 +301,8 @@ def _form(*terms: tuple[float, tuple[Any, ...]]) -> Polynomial:
 
 
 _INNER = math.sqrt(2 / math.pi)
+_STEP, _E, _E_BELOW = ("Step", X), ("Exp", X), ("Exp", _form((-1.0, ("x",))))
+_OVER = ("Reciprocal", _form((1.0, (_E,)), (1.0, (_E_BELOW,))))
 _FORMULAS: tuple[tuple[Activation | Callable[[Polynomial], Activation], Polynomial], ...] = (
     (activations.MISH, _form((1.0, ("x", ("Tanh", _function("Softplus", X)))))),
     (_gelu_with, _form((0.5, ("x",)), (0.5, ("x", ("Erf", _form((math.sqrt(0.5), ("x",)))))))),
@@ -252,6 +314,9 @@ _FORMULAS: tuple[tuple[Activation | Callable[[Polynomial], Activation], Polynomi
         ),
     ),
     (activations.SOFTSIGN, _form((1.0, ("x", ("Reciprocal", _form((1.0, ()), (1.0, (("Abs", X),)))))))),
+    (activations.TANHSHRINK, _form((1.0, ("x",)), (-1.0, (("Tanh", X),)))),
+    (activations.TANH, _form((1.0, (_E, _OVER)), (-1.0, (_E_BELOW, _OVER)))),
+    (activations.elu(), _form((1.0, ("x", _STEP)), (1.0, (_E,)), (-1.0, ()), (-1.0, (_E, _STEP)), (1.0, (_STEP,)))),
     (
         activations.ISRU,
         _form((1.0, ("x", ("Reciprocal", _function("Sqrt", _form((1.0, ()), (1.0, ("x", "x")))))))),

@@ -1,16 +1,14 @@
 """A module under training as a Network over its own parameters: for estimates, never for certificates."""
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from curvcert.errors import UnsupportedModule
-from curvcert.network.builder import start
 from curvcert.network.building import built
-from curvcert.network.lowering import is_known
 from curvcert.network.network import Network
 from curvcert.network.nodes import AffineNode
-from curvcert.network.recording import record
-from curvcert.network.tracing import lowered
+from curvcert.network.recording import Tape
+from curvcert.network.tracing import meaning, recorded
 from curvcert.network.verification import require_recordable
 from curvcert.operators.base import weights
 
@@ -42,9 +40,8 @@ class LiveNetwork:
                     f"{path}: {type(module).__name__} is random in training, so the network has no constants. "
                     "Remove it."
                 )
-        self._model = model
-        self._shape = tuple(example_input.shape[1:])
-        self._graph: fx.Graph | None = None if is_known(model) else record(model)
+        self._model, self._example = model, example_input.detach()
+        self._tape: Tape | None = None
         self._fixed: Network | None = None
         network = self()
         maps = (term.map for node in network.nodes if isinstance(node, AffineNode) for term in node.terms)
@@ -61,5 +58,7 @@ class LiveNetwork:
         if self._fixed is not None:
             return self._fixed
         like = next((t for t in self._model.parameters() if t.dtype.is_floating_point), torch.empty(0))
-        x = start(self._shape, like.device, like.dtype, live=True)
-        return built(lowered(self._model, x, self._graph), source_dtype=like.dtype)
+        example = self._example.to(like.device, like.dtype)
+        tape = self._tape or recorded(self._model, example)
+        self._tape = None if tape.computes_weights else tape
+        return built(meaning(tape, self._model, example, live=True), source_dtype=like.dtype)

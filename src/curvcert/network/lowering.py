@@ -3,15 +3,11 @@
 from functools import singledispatch
 
 from torch import nn
-from torch.nn.utils import parametrize
 
 from curvcert import activations
 from curvcert.errors import InvalidInput, UnsupportedActivation, UnsupportedModule
-from curvcert.network import elementwise, windows
 from curvcert.network.builder import Value
-from curvcert.network.movement import blocks_to_space, flatten, mix_groups, pad_last, space_to_blocks, unflatten
 from curvcert.network.remedies import remedy
-from curvcert.network.windows import linear
 
 LARGEST_DEVIATION = 1e-6
 """How far a module may be from its activation: torch's Softplus jumps at its threshold, by 2.1e-9 as it comes."""
@@ -34,11 +30,6 @@ def lower(module: nn.Module, value: Value, path: str) -> Value:
     >>> lower(Doubled(), start((3,), torch.device("cpu")), "doubled").shape
     (3,)
     """
-    if parametrize.is_parametrized(module):
-        raise UnsupportedModule(
-            f"{path}: {type(module).__name__} has a parametrisation. Make its weights plain with "
-            "torch.nn.utils.parametrize.remove_parametrizations(module, name, leave_parametrized=True)."
-        )
     general = "Replace it by supported layers, or register a rule with curvcert.network.lower.register (an activation: "
     general += "curvcert.activations.register_activation)."
     name = type(module).__name__
@@ -67,201 +58,14 @@ def lower_exactly(module: nn.Module, value: Value, path: str) -> Value:
     return value.activate(activation, path)
 
 
-def is_known(module: nn.Module) -> bool:
-    """Tell whether a module has a rule of its own."""
+def has_a_rule_of_its_own(module: nn.Module) -> bool:
+    """Whether a module is read as a whole: it was registered, as a layer or an activation, and is none of torch's."""
     if type(module) in lower.registry:
         return True
+    if type(module).__module__.startswith("torch."):
+        return False
     try:
         activations.from_module(module)
     except UnsupportedActivation:
         return False
     return True
-
-
-@lower.register
-def _(module: nn.Linear, value: Value, path: str) -> Value:
-    return linear(value, module.weight, module.bias, path)
-
-
-@lower.register(nn.Conv1d)
-@lower.register(nn.Conv2d)
-def _(module: nn.Conv1d | nn.Conv2d, value: Value, path: str) -> Value:
-    return windows.convolution(
-        value,
-        module.weight,
-        module.bias,
-        module.stride,
-        module.padding,
-        module.dilation,
-        module.groups,
-        module.padding_mode,
-        path,
-    )
-
-
-@lower.register(nn.ConvTranspose1d)
-@lower.register(nn.ConvTranspose2d)
-def _(module: nn.ConvTranspose1d | nn.ConvTranspose2d, value: Value, path: str) -> Value:
-    return windows.transposed_convolution(
-        value,
-        module.weight,
-        module.bias,
-        module.stride,
-        module.padding,  # type: ignore[arg-type]
-        module.output_padding,
-        module.groups,
-        module.dilation,
-        path,
-    )
-
-
-@lower.register(nn.AvgPool1d)
-@lower.register(nn.AvgPool2d)
-def _(module: nn.AvgPool1d | nn.AvgPool2d, value: Value, path: str) -> Value:
-    plane = isinstance(module, nn.AvgPool2d)
-    divisor = module.divisor_override if isinstance(module, nn.AvgPool2d) else None
-    options = module.ceil_mode, module.count_include_pad, divisor
-    return windows.average_pool(
-        value, module.kernel_size, module.stride, module.padding, *options, axes=1 + plane, path=path
-    )
-
-
-@lower.register(nn.AdaptiveAvgPool1d)
-@lower.register(nn.AdaptiveAvgPool2d)
-def _(module: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, value: Value, path: str) -> Value:
-    axes = 1 if isinstance(module, nn.AdaptiveAvgPool1d) else 2
-    return windows.adaptive_average_pool(value, module.output_size, axes, path)
-
-
-@lower.register(nn.MaxPool1d)
-@lower.register(nn.MaxPool2d)
-def _(module: nn.MaxPool1d | nn.MaxPool2d, value: Value, path: str) -> Value:
-    dilation = module.dilation if isinstance(module.dilation, tuple) else (module.dilation,)
-    if module.ceil_mode or set(dilation) != {1} or module.return_indices:
-        raise UnsupportedModule(
-            f"{path}: {type(module).__name__} with ceil_mode, dilation or return_indices is not supported. Use its "
-            "defaults."
-        )
-    axes = 1 if isinstance(module, nn.MaxPool1d) else 2
-    return windows.max_pool(value, module.kernel_size, module.stride, module.padding, axes, path)
-
-
-@lower.register
-def _(module: nn.Upsample, value: Value, path: str) -> Value:
-    return windows.interpolated(
-        value,
-        module.size,
-        module.scale_factor,
-        module.mode,
-        module.align_corners,
-        module.recompute_scale_factor,
-        path,
-    )
-
-
-@lower.register
-def _(module: nn.UpsamplingNearest2d, value: Value, path: str) -> Value:
-    return windows.interpolated(value, module.size, module.scale_factor, "nearest", None, None, path)
-
-
-@lower.register
-def _(module: nn.UpsamplingBilinear2d, value: Value, path: str) -> Value:
-    return windows.interpolated(value, module.size, module.scale_factor, "bilinear", True, None, path)
-
-
-@lower.register(nn.BatchNorm1d)
-@lower.register(nn.BatchNorm2d)
-def _(module: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, path: str) -> Value:
-    if module.running_mean is None or module.running_var is None:
-        raise UnsupportedModule(
-            f"{path}: {type(module).__name__} without running statistics depends on the whole batch. "
-            "Use track_running_stats=True."
-        )
-    dimensions = (1, 2) if isinstance(module, nn.BatchNorm1d) else (3,)
-    if len(value.shape) not in dimensions:
-        raise InvalidInput(
-            f"{path}: {type(module).__name__} expects {module.num_features} channels, got shape {value.shape}."
-        )
-    return windows.batch_normalised(
-        value, module.running_mean, module.running_var, module.weight, module.bias, module.eps, path
-    )
-
-
-@lower.register
-def _(module: nn.PReLU, value: Value, path: str) -> Value:
-    return elementwise.parametric_relu(value, module.weight, path)
-
-
-@lower.register
-def _(module: nn.LogSigmoid, value: Value, path: str) -> Value:
-    return elementwise.log_sigmoid(value, path)
-
-
-@lower.register
-def _(module: nn.Hardsigmoid, value: Value, path: str) -> Value:
-    return elementwise.hard_sigmoid(value, path)
-
-
-@lower.register
-def _(module: nn.Flatten, value: Value, path: str) -> Value:
-    return flatten(value, module.start_dim, module.end_dim, path)
-
-
-@lower.register
-def _(module: nn.Unflatten, value: Value, path: str) -> Value:
-    sizes = tuple(module.unflattened_size)
-    if not isinstance(module.dim, int) or not all(isinstance(n, int) for n in sizes):
-        raise UnsupportedModule(f"{path}: Unflatten into named dimensions is not supported. Give numbers.")
-    return unflatten(value, module.dim, sizes, path)
-
-
-@lower.register(nn.ZeroPad1d)
-@lower.register(nn.ZeroPad2d)
-@lower.register(nn.ConstantPad1d)
-@lower.register(nn.ConstantPad2d)
-def _(module: nn.ConstantPad1d | nn.ConstantPad2d, value: Value, path: str) -> Value:
-    return pad_last(value, module.padding, path, number=float(module.value))
-
-
-@lower.register(nn.ReflectionPad1d)
-@lower.register(nn.ReflectionPad2d)
-def _(module: nn.ReflectionPad1d | nn.ReflectionPad2d, value: Value, path: str) -> Value:
-    return pad_last(value, module.padding, path, "reflect")
-
-
-@lower.register(nn.ReplicationPad1d)
-@lower.register(nn.ReplicationPad2d)
-def _(module: nn.ReplicationPad1d | nn.ReplicationPad2d, value: Value, path: str) -> Value:
-    return pad_last(value, module.padding, path, "replicate")
-
-
-@lower.register(nn.CircularPad1d)
-@lower.register(nn.CircularPad2d)
-def _(module: nn.CircularPad1d | nn.CircularPad2d, value: Value, path: str) -> Value:
-    return pad_last(value, module.padding, path, "circular")
-
-
-@lower.register
-def _(module: nn.PixelShuffle, value: Value, path: str) -> Value:
-    return blocks_to_space(value, module.upscale_factor, path)
-
-
-@lower.register
-def _(module: nn.PixelUnshuffle, value: Value, path: str) -> Value:
-    return space_to_blocks(value, module.downscale_factor, path)
-
-
-@lower.register
-def _(module: nn.ChannelShuffle, value: Value, path: str) -> Value:
-    return mix_groups(value, module.groups, path)
-
-
-@lower.register(nn.Identity)
-@lower.register(nn.Dropout)
-@lower.register(nn.Dropout1d)
-@lower.register(nn.Dropout2d)
-@lower.register(nn.Dropout3d)
-@lower.register(nn.AlphaDropout)
-@lower.register(nn.FeatureAlphaDropout)
-def _(module: nn.Module, value: Value, path: str) -> Value:
-    return value

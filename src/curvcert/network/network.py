@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvcert.activations.base import no_curvature
 from curvcert.errors import InvalidInput, UnsupportedBlock, UnsupportedModule
 from curvcert.network.block import AbstractBlock, Affine, fold_offset, image
 from curvcert.network.nodes import (
@@ -18,21 +19,27 @@ from curvcert.network.nodes import (
     AffineNode,
     ElementwiseNode,
     MaxPoolNode,
+    ProductNode,
     Term,
     require_order,
 )
+from curvcert.network.picture import network_html
 from curvcert.network.rewriting.chain import Chain, Link, chain_of, expanded
 from curvcert.network.rewriting.fusion import fused
+from curvcert.network.rewriting.products import as_squares, is_plain, with_slopes_within_reach
 from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit, units_of, units_of_chain
 from curvcert.network.sweeps import AbstractBackward, AbstractForward
 from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
 
+_PROBES, _STEP = 32, 2.0**-10
+"""How many random inputs tell how far values move, and how far these do."""
+
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """A feed-forward graph of affine maps, elementwise activations and max-pooling.
+    """A feed-forward graph of affine maps, elementwise activations, max-pooling and products of values.
 
     Made by `curvcert.trace` or `curvcert.load_onnx`.  Evaluates in float64 on batches; `source_dtype` is that of
     the module it came from.  A network that is a composition of the paper's blocks has them as `blocks`.
@@ -42,6 +49,8 @@ class Network:
     source_dtype: torch.dtype = torch.float64
     made_of: Chain | None = None
     """The blocks that the nodes were made of, where they were: the chain view as given, rather than found again."""
+    logits: "Network | None" = None
+    """Where the network ends in a softmax or log-softmax of its classes, the network before that."""
 
     def __post_init__(self) -> None:
         require_order(self.nodes)
@@ -105,6 +114,37 @@ class Network:
         if self.is_chain:
             return self.prefix(next(k for k, link in enumerate(self.chain, 1) if link.output == value))
         return Network(fused(self.nodes, value), self.source_dtype)
+
+    @property
+    def classified(self) -> "Network":
+        """The network that tells classes apart: that before a last softmax or log-softmax, which keeps their order."""
+        return self if self.logits is None else self.logits.classified
+
+    @cached_property
+    def for_bounds(self) -> "Network":
+        """The same function as bounds read it, see `rewriting.products`: itself, unless it multiplies values, or has
+        functions without a largest slope.
+        """
+        nodes = self.nodes
+        if any(isinstance(node, ProductNode) for node in nodes):
+            nodes = as_squares(nodes, self._moves())
+        nodes = with_slopes_within_reach(nodes)
+        return self if nodes is self.nodes else Network(nodes, self.source_dtype)
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether every activation has a largest slope: if not, there are constants over balls alone."""
+        return is_plain(self.nodes)
+
+    def _moves(self) -> list[Tensor | None]:
+        """Return about how far each entry of a value moves near random inputs; any answer is sound."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        shape = (_PROBES, *self.in_shape)
+        centre, step = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(2))
+        centre = (centre / 2).to(self.device)
+        values, others = self.values(centre), self.values(centre + _STEP * step.to(self.device))
+        moved = ((after - before).square().mean(dim=0).sqrt() for before, after in zip(values, others, strict=True))
+        return [each if bool(each.isfinite().all()) else None for each in moved]
 
     @property
     def in_shape(self) -> Shape:
@@ -241,7 +281,8 @@ class Network:
         """Return the same network on another device."""
         if self.made_of is not None:
             return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
-        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype)
+        logits = None if self.logits is None else self.logits.to(device)
+        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype, logits=logits)
 
     def require_batch(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""
@@ -266,9 +307,9 @@ class Network:
     def require_smooth(self) -> None:
         """Raise unless every node has a curvature constant."""
         for node in self.nodes:
-            if isinstance(node, ElementwiseNode):
-                _ = node.activation.curvature_c
-            elif isinstance(node, MaxPoolNode):
+            if isinstance(node, ElementwiseNode) and node.activation.curvature is None:
+                raise no_curvature(node.activation)
+            if isinstance(node, MaxPoolNode):
                 raise UnsupportedModule(
                     f"{node.name or 'A node'} is a MaxPool: its derivative jumps, so it has no curvature constant. Ask "
                     "for lipschitz, or replace it by average pooling."
@@ -294,6 +335,9 @@ class Network:
         ]
         return "\n".join(lines) + ")"
 
+    def _repr_html_(self) -> str:
+        return network_html(self.nodes, self.assumes)
+
 
 class _Values(AbstractForward[Tensor]):
     """Values of a batch, in its own dtype: float64, or another for replaying."""
@@ -307,6 +351,9 @@ class _Values(AbstractForward[Tensor]):
 
     def max_pool(self, node: MaxPoolNode, value: Tensor) -> Tensor:
         return node.pool.evaluate(value)
+
+    def product(self, node: ProductNode, left: Tensor, right: Tensor) -> Tensor:
+        return left * right
 
 
 class _Covectors(AbstractBackward[Tensor]):
@@ -326,6 +373,10 @@ class _Covectors(AbstractBackward[Tensor]):
 
     def max_pool(self, k: int, node: MaxPoolNode, value: Tensor) -> Tensor:
         return node.pool.pull_back(self._values[node.source], value)
+
+    def product(self, k: int, node: ProductNode, value: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = (self._values[source].unsqueeze(1) for source in node.sources)
+        return right * value, left * value
 
 
 def tensor_of(value: Any) -> Any:

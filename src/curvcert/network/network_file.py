@@ -9,7 +9,8 @@ entry for each node after the input, which is node 0.  What an entry reads are e
 
 - `{"kind": "affine", "terms": [{"source": k, "map": ...}, ...], "offset": "t0", "offset_error": "t1" or null}`,
 - `{"kind": "elementwise", "source": k, "activation": {"name": ..., "deviation": ..., "declared": [...]}}`,
-- `{"kind": "max_pool", "source": k, "image_shape": ..., "kernel_size": ..., "stride": ..., "padding": ...}`.
+- `{"kind": "max_pool", "source": k, "image_shape": ..., "kernel_size": ..., "stride": ..., "padding": ...}`,
+- `{"kind": "product", "left": k, "right": l}`.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from curvcert.errors import UnsupportedModule
 from curvcert.network.network import Network
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, MaxPoolNode, ProductNode
 from curvcert.operators.description import Description, Weights, description, stored
 from curvcert.tensor_files import write_tensor_file
 
@@ -98,3 +99,8 @@ def _(node: ElementwiseNode, weights: Weights) -> Description:
 def _(node: MaxPoolNode, weights: Weights) -> Description:
     sizes = {name: list(getattr(node.pool, name)) for name in ("image_shape", "kernel_size", "stride", "padding")}
     return {"kind": "max_pool", "source": node.source, **sizes}
+
+
+@_node.register
+def _(node: ProductNode, weights: Weights) -> Description:
+    return {"kind": "product", "left": node.left, "right": node.right}

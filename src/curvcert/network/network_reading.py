@@ -13,6 +13,8 @@ from torch import Tensor
 
 from curvcert.activations import (
     ACTIVATIONS,
+    EXP,
+    LOG,
     Activation,
     celu,
     elu,
@@ -20,6 +22,7 @@ from curvcert.activations import (
     gelu_tanh,
     hardtanh,
     leaky_relu,
+    power,
     selu,
     softplus,
     softshrink,
@@ -28,7 +31,7 @@ from curvcert.errors import CurvcertError, InvalidFile, UnsupportedActivation
 from curvcert.network.block import MaxPool
 from curvcert.network.network import Network
 from curvcert.network.network_file import KIND, VERSION
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, Term
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, ProductNode, Term
 from curvcert.operators.description import Reading, pair, shape
 from curvcert.tensor_files import Arrays, read_tensor_file
 
@@ -97,11 +100,14 @@ def _node(entry: dict[str, Any], before: list[AbstractNode], reading: Reading) -
             pool = MaxPool(shape(entry["image_shape"]), kernel, pair(entry["stride"]), pair(entry["padding"]))
             reading.take(0, math.prod((*pool.out_shape, *kernel)))
             return MaxPoolNode(_source(entry, before), pool)
+        case "product":
+            left, right = (_source(entry, before, side) for side in ("left", "right"))
+            return ProductNode(left, right, before[left].shape)
     raise InvalidFile(f"There is no node of the kind {str(entry['kind'])[:40]!r}.")
 
 
-def _source(entry: dict[str, Any], before: list[AbstractNode]) -> int:
-    source = entry["source"]
+def _source(entry: dict[str, Any], before: list[AbstractNode], name: str = "source") -> int:
+    source = entry[name]
     if type(source) is not int or not 0 <= source < len(before):
         raise InvalidFile(f"A node reads one of the {len(before)} before it, got {str(source)[:40]}.")
     return source
@@ -118,6 +124,7 @@ _FACTORIES: dict[str, Callable[..., Activation]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "selu": selu,
+    "power": power,
 }
 _PARAMETRISED = re.compile(r"([a-z_]{1,20})\(([-+.,0-9e]{1,80})\)")
 
@@ -126,6 +133,8 @@ def activation_of(name: str) -> Activation:
     """Return the row of the table with that name."""
     if name in ACTIVATIONS:
         return ACTIVATIONS[name]
+    if name in (EXP.name, LOG.name):
+        return EXP if name == EXP.name else LOG
     match = _PARAMETRISED.fullmatch(name)
     if match is not None and match[1] in _FACTORIES:
         made = _FACTORIES[match[1]](*(float(number) for number in match[2].split(",")))

@@ -9,7 +9,7 @@ Glossary:
 
 - *value*: what a node computes from the input, a tensor for each sample; `nodes[0]` is the input, the last the output.
 - *term*: one use of an earlier value in an affine node, with the linear map that it goes through.
-- *nonlinear node*: elementwise, or max-pooling; what it reads is its *pre-activation* z.
+- *nonlinear node*: elementwise, or max-pooling; what it reads is its *pre-activation* z.  A product reads two values.
 
 Maps are never multiplied out.  A concatenation is a sum of embeddings, a slice is a selection.
 """
@@ -179,8 +179,36 @@ class MaxPoolNode(AbstractNode):
         return replace(self, source=number[self.source])
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class ProductNode(AbstractNode):
+    """The product of two values, entry by entry.
+
+    Bounds read it as a difference of squares (`rewriting/products.py`); everything else reads it as it is.
+    """
+
+    left: int
+    right: int
+    value_shape: Shape
+    name: str = ""
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Both factors."""
+        return (self.left, self.right)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of either factor, and of the product."""
+        return self.value_shape
+
+    def renumbered(self, number: dict[int, int]) -> "ProductNode":
+        """Return the same product of values with other numbers."""
+        return replace(self, left=number[self.left], right=number[self.right])
+
+
 NonlinearNode = ElementwiseNode | MaxPoolNode
-"""What is not linear."""
+"""What is not linear, of one value."""
 
 
 def _is_finite_float64(x: Tensor) -> bool:
@@ -211,5 +239,7 @@ def _uses(node: AbstractNode) -> list[tuple[int, Shape]]:
             return [(node.source, node.value_shape)]
         case MaxPoolNode():
             return [(node.source, node.pool.image_shape)]
+        case ProductNode():
+            return [(source, node.value_shape) for source in node.sources]
         case _:
             return []

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from curvcert.network.builder import Value
 from curvcert.network.onnx_file import Graph, Node, shown
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.base import Shape
+
+
+class Batch(Enum):
+    """Stands for the number of samples, which no computation may depend on."""
+
+    SIZE = "batch"
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ import numpy as np
 from curvcert.errors import InvalidInput
 from curvcert.network import movement
 from curvcert.network.builder import Value
-from curvcert.network.movement_calls import Batch
-from curvcert.network.onnx_arguments import Context, argument, require_size, value_of
+from curvcert.network.onnx_arguments import Batch, Context, argument, require_size, value_of
 from curvcert.network.onnx_constants import axes_of, cuts_of, integers
 from curvcert.network.onnx_file import Node
 

@@ -16,9 +16,8 @@ from curvcert.errors import InvalidInput
 from curvcert.network import elementwise, movement, windows
 from curvcert.network.builder import Value
 from curvcert.network.movement import reshape
-from curvcert.network.movement_calls import Batch
 from curvcert.network.onnx_activations import limit_of
-from curvcert.network.onnx_arguments import Context, Rule, argument, linear, require_size, value_of, weight
+from curvcert.network.onnx_arguments import Batch, Context, Rule, argument, linear, require_size, value_of, weight
 from curvcert.network.onnx_constants import axes_of
 from curvcert.network.onnx_file import FLOATS, Array, Node
 from curvcert.network.onnx_movement import (

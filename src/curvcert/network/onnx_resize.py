@@ -11,8 +11,7 @@ from torch import Tensor
 from curvcert.errors import InvalidInput
 from curvcert.network import windows
 from curvcert.network.builder import Value
-from curvcert.network.movement_calls import Batch
-from curvcert.network.onnx_arguments import Context, argument, require_size, value_of, weight
+from curvcert.network.onnx_arguments import Batch, Context, argument, require_size, value_of, weight
 from curvcert.network.onnx_file import Node
 
 _ROUND: dict[str, Callable[[float], int]] = {

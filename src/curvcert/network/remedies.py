@@ -2,21 +2,17 @@
 
 import re
 
-_LOGITS = (
-    "Certify the logits: leave a last softmax out, which changes no label. Inside a network there is no rule for it."
-)
-_NORM = "It divides by a size that depends on the input, and has no rule. Use BatchNorm, whose statistics are fixed."
-_PRODUCT = "It multiplies values that depend on the input, which has no constant on the whole space."
-_RECURRENT = "Recurrent cells multiply gates with states, which has no rule. Use convolutions over time (Conv1d)."
+_NORM = "It divides by a size that depends on the input. Use LayerNorm, RMSNorm, GroupNorm or BatchNorm."
+_PRODUCT = "Write it out with matrix products, softmax and the product of two values."
+_RECURRENT = "Write its steps out with Linear layers, gates and states, or use convolutions over time (Conv1d)."
 _JUMP = "It jumps, so that it has no Lipschitz constant."
 _ORDER = "It picks entries by their values. Use MaxPool1d, MaxPool2d, or a mean."
 _REMEDIES = {
-    **dict.fromkeys(("softmax", "logsoftmax", "softmin", "softmaxd"), _LOGITS),
-    **dict.fromkeys(("layernorm", "rmsnorm", "groupnorm", "instancenorm", "localresponsenorm", "normalize"), _NORM),
+    **dict.fromkeys(("localresponsenorm", "normalize"), _NORM),
     **dict.fromkeys(
         ("multiheadattention", "transformerencoderlayer", "transformerencoder", "scaleddotproductattention"), _PRODUCT
     ),
-    **dict.fromkeys(("glu", "bmm", "baddbmm", "bilinear", "prod", "einsum"), _PRODUCT),
+    **dict.fromkeys(("baddbmm", "bilinear", "prod", "einsum"), _PRODUCT),
     **dict.fromkeys(("rnn", "gru", "lstm", "rnncell", "grucell", "lstmcell"), _RECURRENT),
     **dict.fromkeys(("sign", "round", "floor", "ceil", "heaviside", "threshold", "hardshrink", "argmax", "gt"), _JUMP),
     **dict.fromkeys(("ge", "lt", "le", "eq", "where"), "It branches on values, and may jump. Use clamp, relu or abs."),
@@ -31,8 +27,8 @@ _REMEDIES = {
 def remedy(name: str) -> str:
     """Return what to do about a layer or function of that name; an empty string if nothing is known of it.
 
-    >>> remedy("LogSoftmax").split(":")[0], remedy("InstanceNorm2d") == remedy("layer_norm"), remedy("fft")
-    ('Certify the logits', True, '')
+    >>> remedy("GRU") == remedy("nn_gru"), remedy("LSTMCell") == remedy("lstm_cell"), remedy("fft")
+    (False, True, '')
     """
     plain = re.sub(r"[123]d$", "", name.lower().replace("_", ""))
     return _REMEDIES.get(plain, "")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Generic, NoReturn, TypeVar, final
 
 from curvcert.errors import UnsupportedModule
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode
+from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, InputNode, MaxPoolNode, ProductNode
 
 V = TypeVar("V")
 
@@ -30,6 +30,10 @@ class AbstractForward(ABC, Generic[V]):
         """Return what holds behind max-pooling; refused where a domain has no rule for it."""
         self._refuse(node)
 
+    def product(self, node: ProductNode, left: V, right: V) -> V:
+        """Return what holds for a product of two values; refused where a domain has no rule for it."""
+        self._refuse(node)
+
     @final
     def sweep(self, nodes: Sequence[AbstractNode], start: V, known: Sequence[V] = ()) -> list[V]:
         """Return what holds for the value of every node, given that of the input, or those of the first nodes."""
@@ -46,6 +50,8 @@ class AbstractForward(ABC, Generic[V]):
                 return self.elementwise(node, values[0])
             case MaxPoolNode():
                 return self.max_pool(node, values[0])
+            case ProductNode():
+                return self.product(node, *values)
         self._refuse(node)
 
     @final
@@ -72,6 +78,10 @@ class AbstractBackward(ABC, Generic[V]):
         """Return what max-pooling sends back; refused where a domain has no rule for it."""
         self._refuse(node)
 
+    def product(self, k: int, node: ProductNode, value: V) -> tuple[V, V]:
+        """Return what a product sends back to both factors; refused where a domain has no rule for it."""
+        self._refuse(node)
+
     @final
     def sweep(self, nodes: Sequence[AbstractNode], end: V) -> list[V]:
         """Return what holds for the value of every node, given that of the last; each is read by a later one."""
@@ -94,6 +104,8 @@ class AbstractBackward(ABC, Generic[V]):
                 return (self.elementwise(k, node, value),)
             case MaxPoolNode():
                 return (self.max_pool(k, node, value),)
+            case ProductNode():
+                return self.product(k, node, value)
         self._refuse(node)
 
     @final

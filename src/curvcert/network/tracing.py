@@ -1,44 +1,36 @@
 """From an nn.Module to a Network: `curvcert.trace(model, example_input)`.
 
-The module's forward pass is recorded symbolically (torch.fx), so nested Sequentials, modules with a
-forward of their own, functional activations and residual sums all arrive as one graph.  Every node is
-either lowered by a rule or refused by name; the result is then compared with the module itself.
+The module runs once on a tensor without numbers, and every operation of torch that it calls is written down
+(`recording.py`), then read as values of one sample (`aten.py`).  What has no rule is refused by name; the result is
+compared with the module itself.
 """
 
-import re
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from curvcert.errors import InvalidInput, UnsupportedModule
+from curvcert.network.aten import output_of, read
+from curvcert.network.batched import BATCH, Batched
 from curvcert.network.builder import Value, start
 from curvcert.network.building import built
 from curvcert.network.faithful import require_one_function, surroundings_kept
-from curvcert.network.functions import lower_call
-from curvcert.network.lowering import is_known, lower_exactly
+from curvcert.network.lowering import has_a_rule_of_its_own
 from curvcert.network.network import Network, tensor_of
-from curvcert.network.recording import (
-    is_in_place_module,
-    overwrites_its_input,
-    path_of,
-    record,
-    require_own_memory,
-    written_at,
-)
-from curvcert.network.verification import (
-    float64_copy,
-    lacks_a_batch,
-    own_copy,
-    require_equal_forward,
-    require_traceable,
-)
-from curvcert.network.written_out import Refused, operation_of, recognised
+from curvcert.network.recording import Slot, Tape, Unrecorded, record
+from curvcert.network.signature import Joined, Output, own_copy, unwrapped
+from curvcert.network.verification import failure, float64_copy, lacks_a_batch, require_equal_forward, require_traceable
 
 
-def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
+def trace(
+    model: nn.Module,
+    example_input: Tensor | np.ndarray | Sequence[Tensor | np.ndarray],
+    output: Output = None,
+    fixed: Sequence[int] = (),
+) -> Network:
     """Turn a module in eval mode into a `Network`, exactly, or say what is in the way.
 
     Covers what is built from linear layers (dense, convolutions and their adjoints, average pooling, interpolation,
@@ -65,24 +57,57 @@ def trace(model: nn.Module, example_input: Tensor | np.ndarray) -> Network:
     """
     # Weights made in inference mode could not be differentiated through later.
     with torch.inference_mode(False), torch.no_grad(), surroundings_kept():
-        example = tensor_of(example_input)
-        if isinstance(model, nn.Module) and isinstance(example_input, np.ndarray):
-            example = example.to(next(_weights(model), example))
-        require_traceable(model, example)
-        twin = float64_copy(model)
+        plain = unwrapped(model)
+        examples = _examples(plain, example_input)
+        for example in examples:
+            require_traceable(plain, example)
+        if len({len(example) for example in examples}) != 1:
+            raise InvalidInput(f"Expected inputs with one batch, got {[tuple(x.shape) for x in examples]}.")
+        asked = _of_one_tensor(plain, examples, fixed, output)
+        example = asked.joined(examples) if isinstance(asked, Joined) else examples[0]
+        dtype = next((weight.dtype for weight in _weights(plain)), example.dtype)
+        twin = float64_copy(asked)
         try:
-            output = lowered(twin, start(tuple(example.shape[1:]), example.device))
+            tape = recorded(twin, example.to(torch.float64), dtype)
+            if not isinstance(tape.output, Slot) and twin is not asked and not isinstance(asked, Joined):
+                asked = Joined(plain, examples, fixed, output)
+                twin = float64_copy(asked)
+                tape = recorded(twin, example.to(torch.float64), dtype)
+            value = meaning(tape, plain, example)
         except InvalidInput as error:
-            if lacks_a_batch(twin, example):
+            if lacks_a_batch(twin, example, dtype):
                 raise InvalidInput(
                     f"{error} The module itself fails on the example of shape {tuple(example.shape)}, and takes a "
                     "batch of it: is the batch dimension missing? Then pass x[None]."
                 ) from error
             raise
-        network = built(output, source_dtype=_dtype_of(model))
-        require_one_function(own_copy(model), float64_copy(model), example)
-        require_equal_forward(twin, network, example)
+        network = built(value, source_dtype=_dtype_of(plain))
+        require_one_function(own_copy(asked), float64_copy(asked), example)
+        require_equal_forward(twin, network, example, dtype)
     return network
+
+
+def _examples(model: Any, given: Any) -> tuple[Tensor, ...]:
+    """Return the example inputs as tensors; arrays in the dtype of the weights."""
+    many = isinstance(given, tuple | list) and all(isinstance(x, Tensor | np.ndarray) for x in given) and len(given) > 0
+    found = []
+    for x in given if many else (given,):
+        tensor = tensor_of(x)
+        if isinstance(model, nn.Module) and isinstance(x, np.ndarray):
+            tensor = tensor.to(next(_weights(model), tensor))
+        found.append(tensor)
+    return tuple(found)
+
+
+def _of_one_tensor(model: nn.Module, examples: tuple[Tensor, ...], fixed: Sequence[int], output: Output) -> nn.Module:
+    """Return the module as one of one tensor, if it is not yet."""
+    if any(type(k) is not int or not 0 <= k < len(examples) for k in fixed) or len(set(fixed)) >= len(examples):
+        raise InvalidInput(
+            f"fixed={tuple(fixed)} holds inputs by their number, 0 to {len(examples) - 1}, and leaves one free."
+        )
+    if len(examples) > 1 or output is not None:
+        return Joined(model, examples, fixed, output)
+    return model
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:
@@ -94,103 +119,32 @@ def _weights(model: nn.Module) -> Iterator[Tensor]:
     return (weight for weight in model.parameters() if weight.dtype.is_floating_point)
 
 
-def lowered(model: nn.Module, x: Value, graph: fx.Graph | None = None) -> Value:
-    """Return model(x), by the rules of its parts; `graph` is its forward pass, if it is known."""
-    # A layer of torch's own is not recorded: what it is called says more than what it calls.
-    own = type(model).__module__.startswith("torch.nn.") and not isinstance(model, nn.Sequential)
-    if own or is_known(model):
-        return lower_exactly(model, x, type(model).__name__)
-    values: dict[fx.Node, Any] = {}
-    for node in (graph or record(model)).nodes:
-        if node.op == "placeholder":
-            values[node] = x
-        elif node.op == "output":
-            found = _resolve(node.args[0], values)
-            _require_expression(found)
-            return _require_value(found, f"The output of {type(model).__name__}")
-        else:
-            values[node] = _lower_node(model, node, values)
-    raise UnsupportedModule(f"{type(model).__name__} returns nothing. Return one tensor.")
-
-
-def _lower_node(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return _attribute(model, str(node.target))
-    args = [_resolve(arg, values) for arg in node.args]
-    kwargs = {key: _resolve(arg, values) for key, arg in node.kwargs.items()}
+def recorded(model: nn.Module, example: Tensor, own: torch.dtype | None = None) -> Tape:
+    """Return what a module does; with `own`, it is a copy in float64 of one in that dtype."""
+    x = torch.empty(BATCH, *example.shape[1:], dtype=example.dtype, device=example.device)
     try:
-        _require_expression((*args, *kwargs.values()))
-        return _applied(model, node, args, kwargs)
-    except (UnsupportedModule, InvalidInput) as error:
-        placed = _placed(error, node)
-        # A later node may complete the formula that this one is part of; what overwrites its input has no later.
-        if isinstance(placed, InvalidInput) or operation_of(model, node) is None or _is_in_place(model, node):
-            raise placed from error.__cause__
-        return recognised(model, node, values) or Refused(placed)
-
-
-_Error = TypeVar("_Error", bound=UnsupportedModule | InvalidInput)
-
-
-def _placed(error: _Error, node: fx.Node) -> _Error:
-    """Return the error with the line of the user's code that a function or method is called in, if it is known."""
-    place = written_at(node)
-    if node.op == "call_module" or not place or re.search(r", line \d+\)$", str(error)):
-        return error
-    return type(error)(f"{error} ({place})")
-
-
-def _is_in_place(model: nn.Module, node: fx.Node) -> bool:
-    return node.op == "call_module" and is_in_place_module(model.get_submodule(str(node.target)))
-
-
-def _require_expression(argument: Any) -> None:
-    """Raise the error of a value that is only part of a formula."""
-    if isinstance(argument, Refused):
-        raise argument.error
-    if isinstance(argument, tuple):
-        for part in argument:
-            _require_expression(part)
-
-
-def _applied(model: nn.Module, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if node.op != "call_module":
-        return lower_call(model, node, args, kwargs)
-    path, inputs = path_of(node), (*args, *kwargs.values())
-    module = model.get_submodule(path)
-    if len(inputs) != 1:
+        return record(model, (x,), has_a_rule_of_its_own, own)
+    except Unrecorded as error:
+        itself = failure(model, example, own)
+        if itself is not None:
+            raise InvalidInput(
+                f"{error.path}{itself}. The module itself fails on inputs of shape {tuple(example.shape)}. Check "
+                "the example's shape, and its batch dimension."
+            ) from error
         raise UnsupportedModule(
-            f"{path}: {type(module).__name__} is called with {len(inputs)} arguments; only one tensor is supported."
+            f"{type(model).__name__}: its forward pass cannot be recorded ({error}). Write it without branches, loops "
+            "or Python numbers that depend on the input's values."
+        ) from error
+
+
+def meaning(tape: Tape, model: nn.Module, example: Tensor, live: bool = False) -> Value:
+    """Return the value that a tape ends with, over the numbers that the weights have now."""
+    name = type(model).__name__
+    if not isinstance(tape.output, Slot):
+        raise UnsupportedModule(
+            f"The output of {name}: expected one tensor that depends on the input, got {type(tape.output).__name__}. "
+            "Say which one: trace(model, x, output=...)."
         )
-    value = _require_value(inputs[0], path)
-    result = lower_exactly(module, value, path)
-    if overwrites_its_input(module, value.shape, value.device, value.dtype):
-        require_own_memory(model, node)
-    return result
-
-
-def _resolve(arg: Any, values: dict[fx.Node, Any]) -> Any:
-    if isinstance(arg, fx.Node):
-        return values[arg]
-    if isinstance(arg, tuple | list):
-        return tuple(_resolve(item, values) for item in arg)
-    if isinstance(arg, slice):
-        return slice(*(_resolve(bound, values) for bound in (arg.start, arg.stop, arg.step)))
-    return arg
-
-
-def _require_value(value: Any, name: str) -> Value:
-    if isinstance(value, Value):
-        return value
-    raise UnsupportedModule(
-        f"{name}: expected one tensor that depends on the input, got {type(value).__name__}. "
-        "Wrap the model in a module that takes and returns one tensor."
-    )
-
-
-def _attribute(model: nn.Module, target: str) -> Tensor:
-    *path, name = target.split(".")
-    found = getattr(model.get_submodule(".".join(path)), name)
-    if not isinstance(found, Tensor):
-        raise UnsupportedModule(f"{target}: expected a parameter or buffer, got {type(found).__name__}.")
-    return found
+    shape = tuple(example.shape[1:])
+    value = start(shape, example.device, example.dtype if live else torch.float64, live=live)
+    return output_of(read(tape, [Batched(value)]), tape.output, name)

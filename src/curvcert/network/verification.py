@@ -1,21 +1,20 @@
 """What is checked before and after a module is traced."""
 
-import copy
 import math
-from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.network.faithful import require_nothing_changed
 from curvcert.network.network import Network
 from curvcert.network.nodes import ElementwiseNode
+from curvcert.network.recording import InFloat64
+from curvcert.network.signature import own_copy
 
 _TOLERANCE = 1e-9
 _SCALES = (0.0, 1e-2, 1.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
@@ -27,8 +26,9 @@ _MOST_ROWS, _MOST_NUMBERS = 128, 2**18
 def require_traceable(model: nn.Module, example_input: Tensor) -> None:
     """Raise unless the module is in eval mode with finite real weights, and the example is a batch."""
     require_recordable(model, example_input)
+    exported = any(map(_is_guard, model.modules()))
     for path, module in model.named_modules():
-        if module.training:
+        if module.training and not exported:
             raise InvalidInput(
                 f"{path or type(model).__name__} is in train mode, where dropout and batch statistics make the output "
                 "random. Call model.eval() first."
@@ -50,18 +50,20 @@ def require_recordable(model: nn.Module, example_input: Tensor) -> None:
         _require_plain(module, path or type(model).__name__)
 
 
-def lacks_a_batch(twin: nn.Module, example_input: Tensor) -> bool:
+def lacks_a_batch(twin: nn.Module, example_input: Tensor, own: torch.dtype) -> bool:
     """Whether the module fails on the example, but not on a batch of it."""
     x = example_input.detach().to(torch.float64)
-    return _fails(twin, x) and not _fails(twin, x[None])
+    return failure(twin, x, own) is not None and failure(twin, x[None], own) is None
 
 
-def _fails(module: nn.Module, x: Tensor) -> bool:
+def failure(module: nn.Module, x: Tensor, own: torch.dtype | None) -> Exception | None:
+    """Return the error that a module raises on an input; with `own`, it is a copy in float64 of one in that dtype."""
     try:
-        module(x.clone())
-    except Exception:  # whatever the user's forward pass raises
-        return True
-    return False
+        with nullcontext() if own is None else InFloat64(own):
+            module(x.clone())
+    except Exception as error:  # whatever the user's forward pass raises
+        return error
+    return None
 
 
 def _require_batch(example_input: Tensor) -> None:
@@ -89,16 +91,16 @@ def _require_plain(module: nn.Module, path: str) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedModule(f"{path}: {name} is a TorchScript module. Trace the module that it was made from.")
     own_call = type(module).__call__ is not nn.Module.__call__ and not isinstance(module, fx.GraphModule)
-    if "forward" in vars(module) or own_call:
+    if ("forward" in vars(module) or own_call) and not _is_guard(module):
         raise UnsupportedModule(
             f"{path}: this {name} has a forward or __call__ of its own, put on the object or around its class "
             "(torch.compile does so). Trace the original module, or define a class with that forward."
         )
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise UnsupportedModule(
-            f"{path}: {name} has a forward hook, which may change what it computes. Remove the hook; for the old "
-            "weight_norm, spectral_norm and prune call their remove function."
-        )
+
+
+def _is_guard(module: nn.Module) -> bool:
+    """Whether a module only checks the inputs of an exported one, whose graph says what is random in it."""
+    return type(module).__module__.startswith("torch.export.")
 
 
 def _require_finite(tensor: Tensor, path: str) -> None:
@@ -112,26 +114,16 @@ def _require_finite(tensor: Tensor, path: str) -> None:
 
 def float64_copy(model: nn.Module) -> nn.Module:
     """Return a copy in float64, to record and to compare with, so that the model itself is left alone."""
-    return own_copy(model).to(torch.float64)
+    return own_copy(model).double()
 
 
-def own_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in the dtype that it has."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise UnsupportedModule(
-            f"{type(model).__name__} cannot be copied ({error}). A weight computed from others, as an attribute, is "
-            "the usual cause: make it a parameter or a buffer."
-        ) from error
-
-
-def require_equal_forward(twin: nn.Module, network: Network, example_input: Tensor) -> None:
+def require_equal_forward(twin: nn.Module, network: Network, example_input: Tensor, own: torch.dtype) -> None:
     """Raise unless a float64 copy of the module and the network agree, near the example and far from it."""
     largest = max(math.prod(node.shape) for node in network.nodes)
     x = _random_inputs(example_input, _MOST_ROWS if largest * _MOST_ROWS <= _MOST_NUMBERS else len(_SCALES))
     with require_nothing_changed(twin):
-        expected, again = _called(twin, x), [_called(twin, x[:2]) for _ in range(2)]
+        expected, again = _called(twin, x, own), [_called(twin, x[:2], own) for _ in range(2)]
+    expected, x = _within_reach(expected, x)
     got = evaluate_with_error(network, x)
     output = got.output
     if not isinstance(expected, Tensor) or expected.shape != output.value.shape:
@@ -142,6 +134,14 @@ def require_equal_forward(twin: nn.Module, network: Network, example_input: Tens
             "The module's output or its state changes from call to call on the same input, so no bound holds for it. "
             "Remove its randomness or state."
         )
+    # Far from the example an exponential may overflow, in both: nothing is to be compared there.
+    known = torch.stack([_peak(computed.value) for computed in got.values]).amax(0).isfinite()
+    if not bool(known[0]):
+        raise InvalidInput("The module's values overflow on the example itself. Scale the inputs or the weights.")
+    if not bool(known.all()):
+        x, expected = x[known], expected[known]
+        got = evaluate_with_error(network, x)
+        output = got.output
     # What rounding explains, but never more than _TOLERANCE of the largest number on the way.
     peak = torch.stack([_peak(computed.value) for computed in got.values]).amax(0)
     rounding = torch.minimum(1e3 * _peak(output.error), _TOLERANCE * peak)
@@ -154,21 +154,21 @@ def require_equal_forward(twin: nn.Module, network: Network, example_input: Tens
             f"The module and its trace differ by {gap:.3g} on random inputs (outputs up to "
             f"{float(expected.abs().max()):.3g}). An in-place change or a registered rule is the usual cause."
         )
-    _require_rows_apart(twin, x, expected, slack)
+    _require_rows_apart(twin, x, expected, slack, own)
 
 
-def _require_rows_apart(twin: nn.Module, x: Tensor, expected: Tensor, slack: Tensor) -> None:
+def _require_rows_apart(twin: nn.Module, x: Tensor, expected: Tensor, slack: Tensor, own: torch.dtype) -> None:
     """Raise unless a row of the output is the same whatever rows, and however many, are computed with it."""
     roomy = len(x) > len(_SCALES)
     for n in (1, 2, 3, 33) if roomy else (1, 2):
-        if not _within(_called(twin, x[:n]), expected[:n], 2 * slack[:n]):
+        if not _within(_called(twin, x[:n], own), expected[:n], 2 * slack[:n]):
             raise SoundnessError(f"The module computes something else for a batch of {n} than for one of {len(x)}.")
     few = x[: 5 if roomy else 2]
     for k in range(len(few)):
         others = [row for row in range(len(few)) if row != k]
         without = few.clone()
         without[k] = math.nan
-        if not _within(_called(twin, without)[others], expected[others], 2 * slack[others]):
+        if not _within(_called(twin, without, own)[others], expected[others], 2 * slack[others]):
             raise SoundnessError(
                 f"Sample {k} of a batch changes what the module computes for the others, so no bound holds for one of "
                 "them. Remove what joins the samples of a batch."
@@ -179,6 +179,15 @@ def _within(left: Tensor, right: Tensor, slack: Tensor) -> bool:
     return left.shape == right.shape and bool((_peak(left - right) <= slack).all())
 
 
+def _within_reach(expected: Any, x: Tensor) -> tuple[Any, Tensor]:
+    """Leave out inputs that are so large that the module overflows on them, as e^x does in a softplus written out."""
+    if not isinstance(expected, Tensor) or len(expected) != len(x):
+        return expected, x
+    far = torch.tensor(_SCALES, device=x.device).repeat(-(-len(x) // len(_SCALES)))[: len(x)] >= 100.0
+    kept = torch.isfinite(expected).reshape(len(x), -1).all(dim=1) | ~far
+    return expected[kept], x[kept]
+
+
 def _random_inputs(example_input: Tensor, rows: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     centre = example_input[:1].detach().to(torch.float64)
@@ -187,23 +196,10 @@ def _random_inputs(example_input: Tensor, rows: int) -> Tensor:
     return centre + (scales.reshape(-1, *(1,) * (centre.dim() - 1)) * noise).to(centre.device)
 
 
-class _SoftplusWithoutThreshold(TorchFunctionMode):
-    """Lets softplus(z) be log(1 + e^z) everywhere; torch's jump at its threshold is the activation's `deviation`."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = dict(kwargs or {})
-        if func is F.softplus:
-            options, args = {"beta": 1, **options, **dict(zip(("beta",), args[1:2], strict=False))}, args[:1]
-            options["threshold"] = 50
-        return func(*args, **options)
-
-
-def _called(module: nn.Module, x: Tensor) -> Any:
+def _called(module: nn.Module, x: Tensor, own: torch.dtype) -> Any:
     """Call the module on a copy of x, since it may overwrite its input; a GPU sums in the same order every time."""
     try:
-        with _SoftplusWithoutThreshold(), torch.backends.cudnn.flags(enabled=True, deterministic=True):
+        with InFloat64(own), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             return module(x.clone())
     except Exception as error:
         raise InvalidInput(

@@ -45,6 +45,18 @@ def along(value: Value, axis: int, W: Tensor, path: str) -> Value:
     return mixed.reshaped((outputs, *rest), path).permuted(back, path)
 
 
+def grouped_along(value: Value, group: int, axis: int, W: Tensor, path: str) -> Value:
+    """Return W_g x along one axis of a sample, with a matrix for each place g along another."""
+    groups, outputs, inputs = W.shape
+    order = (group, axis, *(k for k in range(len(value.shape)) if k not in (group, axis)))
+    first = value.permuted(order, path)
+    rest = first.shape[2:]
+    image = first.reshaped((groups * inputs, math.prod(rest), 1), path)
+    conv = Conv2d(W.reshape(groups * outputs, inputs, 1, 1), image.shape, groups=groups)
+    mixed = image.linear(conv, name=path).reshaped((groups, outputs, *rest), path)
+    return mixed.permuted(tuple(order.index(k) for k in range(len(order))), path)
+
+
 def linear(value: Value, weight: Tensor, bias: Tensor | None, path: str) -> Value:
     """Return x W' + b along the last axis of a sample: the same layer for every token."""
     if value.shape[-1:] != tuple(weight.shape[1:]):
@@ -69,6 +81,8 @@ def convolution(
     _require_grid(value, axes, path)
     steps, gaps = _each(stride, axes, path), _each(dilation, axes, path)
     sides = _sides(padding, gaps, tuple(weight.shape[2:]), path)
+    if axes == 3:
+        return _of_volumes(value, weight, bias, steps, sides, gaps, groups, path)
     if mode not in ("zeros", "circular"):
         value = movement.bordered(value, {k + 2: side for k, side in enumerate(sides)}, mode, path)
         sides = ((0, 0),) * axes
@@ -85,6 +99,40 @@ def convolution(
     )
     offset = None if bias is None else bias[:, None, None]
     return _as_grid(image.linear(conv, offset, path), axes, path)
+
+
+def _of_volumes(
+    value: Value, weight: Tensor, bias: Tensor | None, steps: Shape, sides: Sides, gaps: Shape, groups: int, path: str
+) -> Value:
+    """Return a convolution of volumes: one of images whose channels are those of all layers."""
+    conv = _volume_map(value.weight(weight), value.shape, steps, sides, gaps, groups)
+    layers = value.shape[1]
+    image = value.reshaped((value.shape[0] * layers, *value.shape[2:]), path)
+    found = image.linear(conv, name=path)
+    outputs = weight.shape[0]
+    volume = found.reshaped((outputs, found.shape[0] // outputs, *found.shape[1:]), path)
+    return volume if bias is None else volume.shift(bias[:, None, None, None].expand(volume.shape), name=path)
+
+
+def _volume_map(kernel: Tensor, shape: Shape, steps: Shape, sides: Sides, gaps: Shape, groups: int) -> Conv2d:
+    """Return the convolution of images, (channels x layers, height, width), that a convolution of volumes is.
+
+    Its kernel from layer i to layer j is the slice that lies on i when the window begins at j.
+    """
+    channels, layers = shape[:2]
+    outputs, inputs, depth = kernel.shape[:3]
+    after = (layers + sum(sides[0]) - gaps[0] * (depth - 1) - 1) // steps[0] + 1
+    if after < 1:
+        raise InvalidInput(f"A window of {depth} layers does not fit into {layers}.")
+    whole = kernel.new_zeros(outputs, after, inputs, layers, *kernel.shape[3:])
+    for j in range(after):
+        for k in range(depth):
+            i = j * steps[0] - sides[0][0] + k * gaps[0]
+            if 0 <= i < layers:
+                whole[:, j, :, i] = kernel[:, :, k]
+    flat = whole.reshape(outputs * after, inputs * layers, *kernel.shape[3:])
+    image = (channels * layers, *shape[2:])
+    return Conv2d(flat, image, _two(steps[1:], 1), _two(sides[1:], (0, 0)), _two(gaps[1:], 1), groups)
 
 
 def transposed_convolution(
@@ -106,13 +154,19 @@ def transposed_convolution(
         raise InvalidInput(f"{path}: expected {weight.shape[0]} channels, got shape {value.shape}.")
     if any(e >= s for e, s in zip(extra, steps, strict=True)):
         raise UnsupportedModule(f"{path}: output_padding {extra} is not below the stride {steps}. Pad behind it.")
-    kernel = _two(tuple(weight.shape[2:]), 1)
     sizes = zip(value.shape[1:], steps, border, gaps, weight.shape[2:], extra, strict=True)
     size = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in sizes)
     if min(size) < 1:
         raise InvalidInput(f"{path}: nothing is left of an image of shape {value.shape}.")
+    if axes == 3:
+        borders = tuple((p, p) for p in border)
+        whole = (weight.shape[1] * groups, *size)
+        conv = _volume_map(value.weight(weight), whole, steps, borders, gaps, groups)
+        image = value.reshaped((value.shape[0] * value.shape[1], *value.shape[2:]), path)
+        volume = image.linear(conv.T, name=path).reshaped(whole, path)
+        return volume if bias is None else volume.shift(bias[:, None, None, None].expand(volume.shape), name=path)
     conv = Conv2d(
-        value.weight(weight).reshape(*weight.shape[:2], *kernel),
+        value.weight(weight).reshape(*weight.shape[:2], *_two(tuple(weight.shape[2:]), 1)),
         (weight.shape[1] * groups, *_two(size, 1)),
         _two(steps, 1),
         _two(tuple((p, p) for p in border), (0, 0)),
@@ -145,6 +199,8 @@ def average_pool(
         max(0, (len(w) - 1) * s + k - n - 2 * p)
         for w, n, k, s, p in zip(windows, value.shape[1:], sizes, steps, border, strict=True)
     )
+    if axes == 3:
+        return _mean_of_volumes(value, windows, border, count_include_pad, divisor_override, path)
     image, window = _as_image(value, path), _two(sizes, 1)
     counted = count_include_pad or not any(border)
     if divisor_override is None and counted and not any(beyond):
@@ -159,13 +215,38 @@ def average_pool(
         if divisor_override == 0:
             raise InvalidInput(f"{path}: divisor_override is 0.")
         return _as_grid(summed.times(torch.tensor(1.0 / divisor_override, dtype=torch.float64)), axes, path)
+    counts = _counts(windows, value.shape[1:], border, count_include_pad)
+    means = summed.times((1.0 / counts).reshape(1, *summed.shape[1:]).expand(summed.shape))
+    return _as_grid(means, axes, path)
+
+
+def _counts(windows: list[list[tuple[int, int]]], sizes: Shape, border: Shape, count_include_pad: bool) -> Tensor:
+    """Return by what the sum over each window is divided."""
     counts = torch.ones((), dtype=torch.float64)
-    for places, n, p in zip(windows, value.shape[1:], border, strict=True):
+    for places, n, p in zip(windows, sizes, border, strict=True):
         low, high = (-p, n + p) if count_include_pad else (0, n)
         along_axis = [min(last, high) - max(first, low) for first, last in places]
         counts = counts[..., None] * torch.tensor(along_axis, dtype=torch.float64)
-    means = summed.times((1.0 / counts).reshape(1, *summed.shape[1:]).expand(summed.shape))
-    return _as_grid(means, axes, path)
+    return counts
+
+
+def _mean_of_volumes(
+    value: Value,
+    windows: list[list[tuple[int, int]]],
+    border: Shape,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    path: str,
+) -> Value:
+    """Return means over windows of volumes: sums along one axis after the other, divided by the counts."""
+    counts = _counts(windows, value.shape[1:], border, count_include_pad)
+    if divisor_override is not None:
+        counts = torch.full_like(counts, divisor_override)
+    for axis, places in enumerate(windows, start=1):
+        n = value.shape[axis]
+        sums = torch.tensor([[float(a <= k < b) for k in range(n)] for a, b in places], dtype=torch.float64)
+        value = along(value, axis, sums, path)
+    return value.times((1.0 / counts).expand(value.shape), path)
 
 
 def _windows(n: int, k: int, s: int, p: int, ceil_mode: bool) -> list[tuple[int, int]]:
@@ -201,14 +282,36 @@ def adaptive_average_pool(value: Value, size: int | Sequence[int | None] | None,
     return value
 
 
-def max_pool(value: Value, kernel: Numbers, stride: Numbers | None, padding: Numbers, axes: int, path: str) -> Value:
-    """Return the largest entry of each window."""
+def max_pool(
+    value: Value,
+    kernel: Numbers,
+    stride: Numbers | None,
+    padding: Numbers,
+    axes: int,
+    path: str,
+    ceil_mode: bool = False,
+) -> Value:
+    """Return the largest entry of each window; of volumes, the largest along the layers of those in each layer."""
     _require_grid(value, axes, path)
-    image = _as_image(value, path)
-    sizes = _each(kernel, axes, path)
+    sizes, border = _each(kernel, axes, path), _each(padding, axes, path)
     steps = sizes if stride is None or stride == () else _each(stride, axes, path)
-    border = _two(_each(padding, axes, path), 0)
-    return _as_grid(image.max_pool(MaxPool(image.shape, _two(sizes, 1), _two(steps, 1), border, path)), axes, path)
+    if ceil_mode:
+        # A window that reaches beyond an end holds the entry there, so that repeating this changes no maximum.
+        last = [_windows(*axis, True)[-1][1] for axis in zip(value.shape[1:], sizes, steps, border, strict=True)]
+        around = {
+            k + 2: (p, max(0, end - value.shape[k + 1])) for k, (p, end) in enumerate(zip(border, last, strict=True))
+        }
+        value, border = movement.bordered(value, around, "replicate", path), (0,) * axes
+    if axes == 3:
+        channels, layers = value.shape[:2]
+        flat = value.reshaped((channels * layers, *value.shape[2:]), path)
+        inside = max_pool(flat, sizes[1:], steps[1:], border[1:], 2, path)
+        columns = inside.reshaped((channels, layers, math.prod(inside.shape[1:])), path)
+        across = MaxPool(columns.shape, (sizes[0], 1), (steps[0], 1), (border[0], 0), path)
+        return columns.max_pool(across).reshaped((channels, across.out_shape[1], *inside.shape[1:]), path)
+    image = _as_image(value, path)
+    pool = MaxPool(image.shape, _two(sizes, 1), _two(steps, 1), _two(border, 0), path)
+    return _as_grid(image.max_pool(pool), axes, path)
 
 
 def reduced(value: Value, axes: Sequence[int], keepdim: bool, mean: bool, path: str) -> Value:
@@ -288,7 +391,11 @@ def batch_normalised(
 
 def _require_grid(value: Value, axes: int, path: str) -> None:
     if len(value.shape) != 1 + axes:
-        what = "signals of shape (channels, length)" if axes == 1 else "images of shape (channels, height, width)"
+        what = (
+            "signals of shape (channels, length)",
+            "images of shape (channels, height, width)",
+            "volumes of shape (channels, depth, height, width)",
+        )[axes - 1]
         raise InvalidInput(
             f"{path}: expects {what}, got {value.shape}. The example input needs its batch dimension, and no Flatten "
             "before this layer."

@@ -195,7 +195,7 @@ def _kept(layer: nn.Module, path: str, before_weights: bool) -> nn.Module:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Tell whether a layer is an activation without weights."""
+    """Whether a layer is an activation without weights."""
     return _activation_name(layer) is not None and not layer.state_dict()
 
 

@@ -139,7 +139,7 @@ def _batched(function: Callable[[Tensor], Tensor], x: Tensor, shape: Shape, dtyp
     if x.dtype != dtype:
         raise InvalidInput(f"{name} expected {dtype}, got {x.dtype}. Convert with .to({dtype}).")
     y = function(x.reshape(-1, *shape))
-    return y.reshape(*lead, *y.shape[1:])
+    return y.reshape((*lead, *y.shape[1:]))
 
 
 def _commas(shape: Shape) -> str:

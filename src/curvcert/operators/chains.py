@@ -45,7 +45,7 @@ class ChainMatrix:
     error: Tensor
 
     def begins(self, factors: tuple[AbstractLinearMap, ...]) -> bool:
-        """Tell whether this is the product of the first of these factors."""
+        """Whether this is the product of the first of these factors."""
         return len(self.factors) <= len(factors) and all(map(operator.is_, self.factors, factors))
 
     def times(self, factor: AbstractLinearMap, norm: NormFunction, absolute: NormFunction) -> "ChainMatrix":

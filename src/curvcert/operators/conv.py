@@ -91,7 +91,15 @@ class Conv2d(AbstractLinearMap):
     def device(self) -> torch.device:
         return self.weight.device
 
+    @cached_property
+    def _pixelwise(self) -> Tensor | None:
+        """The matrix that every pixel goes through by itself, if that is all: a product says so in far less time."""
+        single = self.weight.shape[2:] == (1, 1) and self.stride == (1, 1) and self.groups == 1
+        return self.weight[:, :, 0, 0] if single and not any(map(any, self.padding)) else None
+
     def _apply(self, x: Tensor) -> Tensor:
+        if self._pixelwise is not None:
+            return torch.matmul(self._pixelwise, x.flatten(2)).reshape(len(x), *self.out_shape)
         (top, bottom), (left, right) = self.padding
         if self.padding_mode == "zeros" and (top, left) == (bottom, right):
             return F.conv2d(x, self.weight, None, self.stride, (top, left), self.dilation, self.groups)
@@ -100,6 +108,8 @@ class Conv2d(AbstractLinearMap):
         return F.conv2d(padded, self.weight, None, self.stride, 0, self.dilation, self.groups)
 
     def _adjoint(self, y: Tensor) -> Tensor:
+        if self._pixelwise is not None:
+            return torch.matmul(self._pixelwise.T, y.flatten(2)).reshape(len(y), *self.in_shape)
         return (folded_adjoint if folds(self) else scattered_adjoint)(self, y)
 
     def _matrix(self) -> Tensor:
@@ -114,7 +124,7 @@ class Conv2d(AbstractLinearMap):
 
 
 def overlaps(conv: Conv2d) -> bool:
-    """Tell whether two outputs may read the same pixel, or an output a pixel outside the image.
+    """Whether two outputs may read the same pixel, or an output a pixel outside the image.
 
     Where not, rows of different windows are orthogonal, and the norms are those of the kernel's matrix.
 

@@ -34,7 +34,7 @@ def torus_sizes(conv: Conv2d, extra: int) -> tuple[int, int]:
 
 
 def covers(conv: Conv2d) -> bool:
-    """Tell whether the Fourier bound applies: zero padding, or circular with a stride that divides the image."""
+    """Whether the Fourier bound applies: zero padding, or circular with a stride that divides the image."""
     if conv.padding_mode == "zeros":
         return True
     axes = zip(conv.in_shape[1:], conv.stride, conv.out_shape[1:], strict=True)

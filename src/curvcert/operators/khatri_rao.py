@@ -15,7 +15,7 @@ from curvcert.operators.base import AbstractLinearMap, Identity, Scaled
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
 from curvcert.operators.verified import largest_eigenvalue_upper_bound
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper, gamma, inflate, least, norm_upper_bound_of_vectors
 
 _EXPLICIT_CONV = 2048
 
@@ -30,7 +30,7 @@ class GramNorms(Protocol):
         """Return A A' and a bound on its error."""
 
     def gram_fits(self, n: int) -> bool:
-        """Tell whether Gram matrices of size n fit into memory."""
+        """Whether Gram matrices of size n fit into memory."""
 
 
 def hadamard_norm_upper_bound(W: AbstractLinearMap, norms: GramNorms) -> Tensor:
@@ -40,12 +40,12 @@ def hadamard_norm_upper_bound(W: AbstractLinearMap, norms: GramNorms) -> Tensor:
     Schur's inequality :math:`\lambda_{max}(B \circ B) \le \max_i B_{ii} \lambda_{max}(B)`.
     """
     if isinstance(W, Scaled):
-        return inflate(W.factor**2 * hadamard_norm_upper_bound(W.map, norms), gamma(4))
+        return (Upper(hadamard_norm_upper_bound(W.map, norms)) * abs(W.factor) * abs(W.factor)).bound
     closed = isinstance(W, Conv2d) and W.padding_mode == "zeros"
     if norms.gram_fits(W.out_size) and not (closed and W.out_size > _EXPLICIT_CONV):
         B, error = norms.gram(W)
         return root_of_product(B, error, B, error)
-    schur = inflate(row_norms_upper_bound(W, 2).amax() * norms.spectral(W), 0.0)
+    schur = (Upper(row_norms_upper_bound(W, 2).amax()) * norms.spectral(W)).bound
     if closed and isinstance(W, Conv2d):
         return torch.minimum(schur, conv_hadamard_norm_upper_bound(W))
     return schur
@@ -82,8 +82,9 @@ def conv_hadamard_norm_upper_bound(conv: Conv2d) -> Tensor:
             error = error + 2 * g * size.square()
     slack = inflate(torch.linalg.vector_norm(error, dim=(-2, -1)).amax(), 1e-9)
     symmetric = (total + total.mT) / 2
-    rounding = gamma(4 * kh * kw + 8) * torch.linalg.vector_norm(symmetric, dim=(-2, -1)).amax()
-    return inflate(largest_eigenvalue_upper_bound(symmetric, inflate(slack + rounding, gamma(8))).sqrt(), 0.0)
+    size = norm_upper_bound_of_vectors(symmetric.flatten(1), 2, 1).amax()
+    off = Upper(size) * gamma(4 * kh * kw + 8) + slack
+    return Upper(largest_eigenvalue_upper_bound(symmetric, off.bound)).root().bound
 
 
 def _overlap(lag: int, size: int) -> tuple[slice, slice]:
@@ -101,7 +102,7 @@ def vectorised_norm_upper_bound(G: AbstractLinearMap, W: AbstractLinearMap, norm
     if norms.gram_fits(W.out_size):
         return root_of_product(*norms.gram(G.T), *norms.gram(W))
     columns = column_norms_upper_bound(G, 2).amax()
-    return inflate(torch.minimum(rows * norms.spectral(G), columns * norms.spectral(W)), 0.0)
+    return least(Upper(rows) * norms.spectral(G), Upper(columns) * norms.spectral(W)).bound
 
 
 def scaled_vectorised_norms(G: AbstractLinearMap, W: AbstractLinearMap, norms: GramNorms) -> tuple[Tensor, Tensor]:
@@ -116,13 +117,13 @@ def scaled_vectorised_norms(G: AbstractLinearMap, W: AbstractLinearMap, norms: G
     product, error = _product(B, B_error, C, C_error)
     smallest = d.amin()
     scaled = product / d[:, None] / d[None, :]
-    slack = inflate(error / smallest / smallest + gamma(4) * torch.linalg.vector_norm(scaled), gamma(len(d) + 16))
-    return d.reshape(W.out_shape), inflate(largest_eigenvalue_upper_bound(scaled, slack).sqrt(), 0.0)
+    slack = Upper(error) / smallest / smallest + Upper(norm_upper_bound_of_vectors(scaled.flatten(), 2, 0)) * gamma(4)
+    return d.reshape(W.out_shape), Upper(largest_eigenvalue_upper_bound(scaled, slack.bound)).root().bound
 
 
 def root_of_product(B: Tensor, B_error: Tensor, C: Tensor, C_error: Tensor) -> Tensor:
     """Bound the root of the largest eigenvalue of B o C, both known to within errors in the Frobenius norm."""
-    return inflate(largest_eigenvalue_upper_bound(*_product(B, B_error, C, C_error)).sqrt(), 0.0)
+    return Upper(largest_eigenvalue_upper_bound(*_product(B, B_error, C, C_error))).root().bound
 
 
 def _product(B: Tensor, B_error: Tensor, C: Tensor, C_error: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +132,6 @@ def _product(B: Tensor, B_error: Tensor, C: Tensor, C_error: Tensor) -> tuple[Te
     The given errors bound Frobenius norms.
     """
     product = B * C
-    b, c = B.abs().amax() + B_error, C.abs().amax() + C_error
-    forming = gamma(2) * torch.linalg.vector_norm(product)
-    return product, inflate(B_error * c + C_error * b + forming, gamma(len(B) + 8))
+    b, c = Upper(B.abs().amax()) + B_error, Upper(C.abs().amax()) + C_error
+    forming = Upper(norm_upper_bound_of_vectors(product.flatten(), 2, 0)) * gamma(2)
+    return product, (c * B_error + b * C_error + forming).bound

@@ -214,7 +214,7 @@ class NormBounds(AbstractNorms[Bound]):
         return found.norm_upper_bound()
 
     def gram_fits(self, n: int) -> bool:
-        """Tell whether Gram matrices of size n fit the memory budget."""
+        """Whether Gram matrices of size n fit the memory budget."""
         return chains.outer_gram_bytes(n) <= self.memory_budget
 
     def hadamard(self, op: AbstractLinearMap) -> Tensor:

@@ -15,7 +15,7 @@ from curvcert.operators.magnitudes import (
     rounding_length,
 )
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 _CHUNK_ELEMENTS = 2**25
 """Rows are formed in pieces of about this many numbers."""
@@ -42,8 +42,8 @@ def row_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
     for start in range(0, op.out_size, chunk):
         basis = basis_vectors(op.out_shape, start, min(start + chunk, op.out_size), op)
         pieces.append(norm_upper_bound_of_vectors(op.adjoint(basis).flatten(1), r, 1))
-    error = gamma(rounding_length(op)) * absolute_row_sums_upper_bound(op)
-    return inflate(torch.cat(pieces).reshape(op.out_shape) + error, 0.0)
+    error = Upper(absolute_row_sums_upper_bound(op)) * gamma(rounding_length(op))
+    return (error + torch.cat(pieces).reshape(op.out_shape)).bound
 
 
 def column_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
@@ -85,7 +85,7 @@ def _(op: Diagonal, r: float) -> Tensor:
 
 @row_norms_upper_bound.register
 def _(op: Scaled, r: float) -> Tensor:
-    return inflate(abs(op.factor) * row_norms_upper_bound(op.map, r), 0.0)
+    return (Upper(row_norms_upper_bound(op.map, r)) * abs(op.factor)).bound
 
 
 @row_norms_upper_bound.register
@@ -98,7 +98,7 @@ def _(op: Composition, r: float) -> Tensor:
     if r > _EXACT_POWER:
         return row_norms_upper_bound.dispatch(object)(op, r)
     if isinstance(first, Diagonal):
-        return inflate(first.weight.abs() * row_norms_upper_bound(compose(*inner, last), r), 0.0)
+        return (Upper(row_norms_upper_bound(compose(*inner, last), r)) * first.weight.abs()).bound
     if isinstance(first, Transposed) and _has_windows_apart(first.map):
         # Each row is a share of one row behind it.
         return inflate(first.apply(row_norms_upper_bound(compose(*inner, last), r)), gamma(8))

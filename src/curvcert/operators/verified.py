@@ -8,6 +8,7 @@ eigenvalue of S but for the same error.  An ordinary eigenvalue solver only gues
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -118,14 +119,49 @@ def extreme_eigenvalues_upper_bounds(
     >>> [f"{float(each):.3f}" for each in (*top, *bottom)]
     ['2.000', '0.000', '0.000', '3.000']
     """
-    scale = power_of_two(matrices.abs().amax(dim=(-2, -1)))
-    known = (matrices.sum(dim=(-2, -1)) + error).isfinite()
-    scaled = torch.where(known[:, None, None], matrices / scale[:, None, None], 0.0)
-    guesses = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
-    margin = _SINGLE_STEP * guesses.abs().amax(dim=1).clamp(min=2.0**-20)
-    sides = (_verified_each(scaled, guesses[:, -1], margin), _verified_each(-scaled, -guesses[:, 0], margin))
-    top, bottom = (torch.where(known, inflate(side * scale + error, 0.0), torch.inf) for side in sides)
-    return top, bottom
+    guessed = _Guessed.of(matrices, error)
+    return guessed.top(), replace(guessed, scaled=-guessed.scaled, guesses=-guessed.guesses.flip(1)).top()
+
+
+def top_eigenvalues_upper_bounds(
+    matrices: Float64[Tensor, "batch n n"], error: Float64[Tensor, " batch"]
+) -> Float64[Tensor, " batch"]:
+    """Bound the largest eigenvalue of each symmetric matrix alone, as `extreme_eigenvalues_upper_bounds` does."""
+    return _Guessed.of(matrices, error).top()
+
+
+@dataclass(frozen=True, eq=False)
+class _Guessed:
+    """Matrices divided by powers of two, zeros where they overflow, and their eigenvalues in single precision."""
+
+    scaled: Tensor
+    guesses: Tensor
+    scale: Tensor
+    known: Tensor
+    error: Tensor
+
+    @staticmethod
+    def of(matrices: Tensor, error: Tensor) -> "_Guessed":
+        scale = power_of_two(matrices.abs().amax(dim=(-2, -1)))
+        known = (matrices.sum(dim=(-2, -1)) + error).isfinite()
+        scaled = torch.where(known[:, None, None], matrices / scale[:, None, None], 0.0)
+        return _Guessed(scaled, _eigenvalue_guesses(scaled), scale, known, error)
+
+    def top(self) -> Tensor:
+        """Return proven bounds on the largest eigenvalues; inf where the numbers overflow."""
+        margin = _SINGLE_STEP * self.guesses.abs().amax(dim=1).clamp(min=2.0**-20)
+        bound = _verified_each(self.scaled, self.guesses[:, -1], margin)
+        return torch.where(self.known, inflate(bound * self.scale + self.error, 0.0), torch.inf)
+
+
+def _eigenvalue_guesses(scaled: Tensor) -> Tensor:
+    """Guess the eigenvalues of each matrix, in single precision; the norms where LAPACK finds none in one of them."""
+    try:
+        found: Tensor = torch.linalg.eigvalsh(scaled.to(torch.float32)).to(scaled)
+        return found
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        norms = torch.linalg.matrix_norm(scaled)
+        return torch.stack([-norms, norms], dim=1)
 
 
 def eigenvalue_upper_bound_near(matrix: Float64[Tensor, "n n"], guess: float, slack: float) -> Float64[Tensor, ""]:

@@ -17,7 +17,7 @@ from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, interpolated, magnitude, rounding_length
 from curvcert.operators.rows import row_norms_upper_bound
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors
 
 GRAM_SIZE = 1024
 """Largest Gram matrix that is factorised once for each weight."""
@@ -43,8 +43,8 @@ class WeightedNorms(Protocol):
 def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: WeightedNorms) -> Tensor:
     r"""Bound :math:`\|\mathrm{diag}(s) W\|_{p \to p}` for each s >= 0 of a batch."""
     flat = s.flatten(1)
-    bound = inflate(flat.amax(dim=1) * norms.norm(W, p, p), 0.0)
-    rows = inflate((flat * absolute_row_sums_upper_bound(W).flatten()).amax(dim=1), 0.0)
+    bound = (Upper(flat.amax(dim=1)) * norms.norm(W, p, p)).bound
+    rows = (Upper(flat) * absolute_row_sums_upper_bound(W).flatten()).amax(1).bound
     if math.isinf(p):
         return torch.minimum(bound, rows)
     columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
@@ -52,7 +52,7 @@ def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: 
         return torch.minimum(bound, columns)
     bound = torch.minimum(bound, interpolated(columns, rows, p))
     if p == 2 and W.out_size <= GRAM_SIZE:
-        bound = torch.minimum(bound, inflate(congruent_eigenvalues(*norms.gram(W), flat).sqrt(), 0.0))
+        bound = torch.minimum(bound, Upper(congruent_eigenvalues(*norms.gram(W), flat)).root().bound)
     return bound
 
 
@@ -69,29 +69,27 @@ def bilinear_upper_bound(
     flat = d.flatten(1)
     peak = flat.amax(dim=1)
     rows = row_norms_upper_bound(W, conjugate(p)).flatten()
-    by_rows = inflate((flat * rows * rows).sum(dim=1), gamma(flat.shape[1] + 8))
-    by_peak = inflate(peak * norms.norm(W, p, 2) * norms.norm(W, p, 2), gamma(8))
-    holder = norm_upper_bound_of_vectors(flat, conjugate(p), 1) * norms.norm(W, p, p) * rows.amax()
-    bound = torch.minimum(torch.minimum(by_rows, by_peak), inflate(holder, gamma(8)))
+    by_rows = (Upper(flat) * rows * rows).sum(1)
+    by_peak = Upper(peak) * norms.norm(W, p, 2) * norms.norm(W, p, 2)
+    holder = Upper(norm_upper_bound_of_vectors(flat, conjugate(p), 1)) * norms.norm(W, p, p) * rows.amax()
+    bound = torch.minimum(by_rows.bound, least(by_peak, holder).bound)
     if p == 1 and isinstance(W, Dense):
-        exact = (flat @ W.weight.square()).amax(dim=1)
-        return torch.minimum(bound, inflate(exact, gamma(flat.shape[1] + 8)))
+        return torch.minimum(bound, (Upper(flat) @ Upper(W.weight.abs()).square()).amax(1).bound)
     if p == 2:
         length = norm_upper_bound_of_vectors(flat, 2, 1)
-        bound = torch.minimum(bound, inflate(length * norms.hadamard(W), gamma(8)))
+        bound = torch.minimum(bound, (Upper(length) * norms.hadamard(W)).bound)
         if W.out_size <= gram_size:
-            roots = inflate(flat.sqrt(), 4 * UNIT_ROUNDOFF)
+            roots = Upper(flat).root().bound
             bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots))
     return bound
 
 
 def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
     """Bound the largest eigenvalue of diag(s) B diag(s) for each s."""
-    trace = B.diagonal().abs().sum()
+    trace = Upper(B.diagonal().abs()).sum()
     pieces = []
     for part in s.split(max(1, spare_elements(B.device, _COPIES * _CHUNK_ELEMENTS) // (_COPIES * B.numel()))):
-        peak = part.amax(dim=1)
-        # Two roundings an entry; the Frobenius norm of a semidefinite matrix is at most its trace.
-        slack = inflate(peak.square() * (error + 4 * UNIT_ROUNDOFF * (trace + error)), gamma(len(B) + 8))
-        pieces.append(largest_eigenvalues_upper_bound(part[:, :, None] * B * part[:, None, :], slack))
+        # Two roundings per entry; the Frobenius norm of a semidefinite matrix is at most its trace.
+        slack = Upper(part.amax(dim=1)).square() * ((trace + error) * (4 * UNIT_ROUNDOFF) + error)
+        pieces.append(largest_eigenvalues_upper_bound(part[:, :, None] * B * part[:, None, :], slack.bound))
     return torch.cat(pieces)

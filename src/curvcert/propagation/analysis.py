@@ -24,6 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.errors import OutOfRange
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import Evaluation, evaluate_with_error
 from curvcert.network.nodes import NonlinearNode
@@ -230,7 +231,7 @@ class OverBalls(AbstractAnalysis):
             return torch.full_like(self.radius, torch.inf)
         return norm_upper_bound_of_vectors(covectors[0].largest(p), p, 1)
 
-    def _narrowed(self, value: int, moved: Moved) -> Moved:
+    def _narrowed(self, relaxed: Relaxed, value: int, moved: Moved) -> Moved:
         """Return the range of a pre-activation cut with what units know of it; and carry on from there."""
         units = [unit for unit in self.facts.network.activated if unit.z == value]
         for unit in units:
@@ -284,6 +285,11 @@ class OverBalls(AbstractAnalysis):
             sides = (torch.fmin(sides[0], known.fall), torch.fmin(sides[1], known.rise))
         self.reaches[z] = Reach(self.evaluation.values[z], *sides)
         self.slopes[unit.hidden] = slopes_within(unit.block.activation, self.reaches[z])
+        if not unit.block.activation.is_tame and not bool(self.slopes[unit.hidden].steepest.isfinite().all()):
+            raise OutOfRange(
+                f"{unit.block.name}: over the ball the input of {unit.block.activation.name} may leave the numbers "
+                "that it is defined on, or overflow, for all that is known of it. Ask for a smaller radius."
+            )
 
     def _farthest(self, unit: ActivatedUnit) -> Tensor:
         """Bound how far each neuron moves, given how far each value that the unit reads does."""

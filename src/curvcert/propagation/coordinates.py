@@ -21,7 +21,11 @@ from torch import Tensor
 from curvcert.network import Network
 from curvcert.network.nodes import AffineNode
 from curvcert.norms import conjugate
-from curvcert.operators.verified import extreme_eigenvalues_upper_bounds, spectral_norm_of_matrix_upper_bound
+from curvcert.operators.verified import (
+    extreme_eigenvalues_upper_bounds,
+    spectral_norm_of_matrix_upper_bound,
+    top_eigenvalues_upper_bounds,
+)
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 MOST_COORDINATES = 512
@@ -32,6 +36,9 @@ _MOST_NUMBERS = 2**24
 
 _EXACT_ROWS = 256
 """Inputs up to which the rows of :math:`|E M E^T|` are summed as they are, not with absolute values inside."""
+
+_FEW_COLUMNS = 8
+"""Columns of matrices that are made at once: few enough for a cache to hold what they are made of."""
 
 _FLOOR = 1e-3
 """The least of S, of its largest."""
@@ -58,6 +65,30 @@ class Seen:
         """Return the same rows so many times, one copy behind the other."""
         squares = None if self.squares is None else self.squares.repeat(1, times, 1)
         return Seen(self.rows.repeat(1, times, 1), self.steepest.repeat(1, times), squares)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """Symmetric matrices, (batch, rows, r, r), of which the lower triangles are known; and how far each may be off.
+
+    An error bounds the Frobenius norm of that, and is above ten roundings of the numbers that were added up.
+    """
+
+    lower: Tensor
+    error: Tensor
+
+    @property
+    def full(self) -> Tensor:
+        """The same with both triangles."""
+        below = self.lower.tril(-1)
+        return below + self.lower.diagonal(dim1=-2, dim2=-1).diag_embed() + below.mT
+
+    def plus(self, others: "Matrices", factors: Sequence[float]) -> "Matrices":
+        """Return these plus each factor times the others, one after the other: a few roundings more."""
+        lower = torch.cat([self.lower + factor * others.lower for factor in factors], dim=1)
+        error = torch.cat([2 * (self.error + factor * others.error) for factor in factors], dim=1)
+        return Matrices(lower, error)
 
 
 @final
@@ -121,29 +152,36 @@ class Coordinates:
         squares = J.abs().add(left.unsqueeze(2)).square() if self.p == 1 else None
         return Seen(C, inflate(length + left, 0.0), squares), left
 
-    def matrices(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> tuple[Tensor, Tensor]:
-        """Return M = sum J' diag(w) J in coordinates for weights (batch, rows, neurons), and how far it may be off."""
-        r, device = self.expand.shape[1], self.expand.device
-        above, below = torch.triu_indices(r, r, device=device)
+    def matrices(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> "Matrices":
+        """Return M = sum J' diag(w) J in coordinates for weights (batch, rows, neurons)."""
         w, C = torch.cat(list(weights), dim=2), torch.cat([part.rows for part in seen], dim=1)
-        half = w @ (C[:, :, above] * C[:, :, below])
-        size = w.abs() @ C.square().sum(dim=2, keepdim=True)
-        # Both triangles are read from the one that is made, so M is symmetric as it is.
-        place = torch.empty(r, r, dtype=torch.int64, device=device)
-        place[above, below] = place[below, above] = torch.arange(len(above), device=device)
-        M = half.index_select(2, place.flatten()).reshape(*w.shape[:2], r, r)
-        length = w.shape[2]
-        return M, inflate(gamma(length + len(weights) + 8) * size.squeeze(2), gamma(length + r + 8)) + TINY
+        (batch, rows, length), r = w.shape, C.shape[2]
+        M, step = w.new_zeros(batch, rows, r, r), max(_FEW_COLUMNS, r // 8)
+        for start in range(0, r, step):
+            part = slice(start, min(start + step, r))
+            products = C[:, :, part, None] * C[:, :, None, : part.stop]
+            M[:, :, part, : part.stop] = (w @ products.flatten(2)).unflatten(2, products.shape[2:])
+        size = (w.abs() @ C.square().sum(dim=2, keepdim=True)).squeeze(2)
+        return Matrices(M, inflate(gamma(length + len(weights) + 8) * size, gamma(length + r + 8)) + TINY)
 
     def peaks(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> tuple[Tensor, Tensor]:
         """Bound d'Md/2 over the unit ball, and -d'Md/2, for each row."""
-        M, error = self.matrices(weights, seen)
-        top, bottom = extreme_eigenvalues_upper_bounds(M.flatten(0, 1), error.flatten())
-        above, below = (inflate(side.reshape(error.shape) * self.size.square(), gamma(4)) / 2 for side in (top, bottom))
+        M = self.matrices(weights, seen)
+        sides = extreme_eigenvalues_upper_bounds(M.lower.flatten(0, 1), M.error.flatten())
+        signs = ([w.clamp(min=0) for w in weights], [(-w).clamp(min=0) for w in weights])
+        above, below = (self._over_ball(top, M) for top in sides)
         return (
-            torch.minimum(above, self.by_neurons([w.clamp(min=0) for w in weights], seen)),
-            torch.minimum(below, self.by_neurons([(-w).clamp(min=0) for w in weights], seen)),
+            torch.minimum(above, self.by_neurons(signs[0], seen)),
+            torch.minimum(below, self.by_neurons(signs[1], seen)),
         )
+
+    def peak(self, M: "Matrices", weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
+        """Bound d'Md/2 over the unit ball alone, for matrices that are made already."""
+        top = top_eigenvalues_upper_bounds(M.lower.flatten(0, 1), M.error.flatten())
+        return torch.minimum(self._over_ball(top, M), self.by_neurons([w.clamp(min=0) for w in weights], seen))
+
+    def _over_ball(self, eigenvalues: Tensor, M: "Matrices") -> Tensor:
+        return inflate(eigenvalues.reshape(M.error.shape) * self.size.square(), gamma(4)) / 2
 
     def by_neurons(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         """Bound the same for weights that are not negative, every neuron at its own largest; in l1 at one corner."""
@@ -155,14 +193,15 @@ class Coordinates:
             total = torch.stack([w @ square for w, square in zip(weights, squares, strict=True)]).sum(dim=0).squeeze(2)
         return inflate(total / 2, gamma(sum(w.shape[2] for w in weights) + len(weights) + 8))
 
-    def parabolas(self, outer: Seen, weights: Sequence[Tensor], seen: Sequence[Seen]) -> "AbstractParabolas":
+    def parabolas(
+        self, outer: Seen, M: "Matrices", weights: Sequence[Tensor], seen: Sequence[Seen]
+    ) -> "AbstractParabolas":
         """Return what bounds the rows of `outer` with d'Md/2 for each, over balls of any radius."""
-        M, error = self.matrices(weights, seen)
         if self.p == 2:
-            return InnerBalls.of(outer.rows, M, error, self.size)
-        above = self.peaks(weights, seen)[0]
+            return InnerBalls.of(outer.rows, M, self.size)
+        above = self.peak(M, weights, seen)
         if self.p > 2:
-            above = torch.minimum(above, self._by_rows(M, error, weights, seen))
+            above = torch.minimum(above, self._by_rows(M.full, M.error, weights, seen))
         return Separate(outer.steepest, above)
 
     def _by_rows(self, M: Tensor, error: Tensor, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
@@ -182,7 +221,7 @@ class Coordinates:
         off = gamma(2 * r + 8) * frobenius * torch.linalg.matrix_norm(M) + frobenius * error
         good = (info == 0) & torch.isfinite(small).all(dim=-1).all(dim=-1)
         small = torch.where(good[..., None, None], (small + small.mT) / 2, 0.0)
-        top, _ = extreme_eigenvalues_upper_bounds(small.flatten(0, 1), inflate(off, gamma(r * r + 8)).flatten())
+        top = top_eigenvalues_upper_bounds(small.flatten(0, 1), inflate(off, gamma(r * r + 8)).flatten())
         total = inflate(top.reshape(good.shape) * _longest(S, self.p).square() / 2, gamma(8))
         return torch.where(good, total, torch.inf)
 
@@ -240,12 +279,12 @@ class InnerBalls(AbstractParabolas):
     rotated: Tensor
 
     @staticmethod
-    def of(linear: Tensor, M: Tensor, error: Tensor, size: Tensor) -> "InnerBalls":
+    def of(linear: Tensor, M: "Matrices", size: Tensor) -> "InnerBalls":
         """Prepare: eigenvalues as a guess, and a proven bound on the largest."""
-        least, _ = extreme_eigenvalues_upper_bounds(M.flatten(0, 1), torch.zeros_like(error).flatten())
-        e, V = torch.linalg.eigh(M)
+        least = top_eigenvalues_upper_bounds(M.lower.flatten(0, 1), torch.zeros_like(M.error).flatten())
+        e, V = torch.linalg.eigh(M.lower)
         rotated = (V.mT @ linear.unsqueeze(3)).squeeze(3)
-        return InnerBalls(linear, M, error, size, least.reshape(error.shape), e, V, rotated)
+        return InnerBalls(linear, M.full, M.error, size, least.reshape(M.error.shape), e, V, rotated)
 
     def largest(self, t: Tensor) -> Tensor:
         """Return the dual at nearly its best multiplier."""

@@ -25,7 +25,7 @@ from curvcert.norms import conjugate, vector_norm
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error, rounding_length
 from curvcert.propagation.slopes import Slopes
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Covectors:
 
     def largest(self, p: float) -> Tensor:
         """Bound the norm of each gradient anywhere in the ball, dual to p: (batch, rows)."""
-        return inflate(norm_upper_bound_of_vectors(self.value.flatten(2), conjugate(p), 2) + self.drift, gamma(4))
+        return (Upper(norm_upper_bound_of_vectors(self.value.flatten(2), conjugate(p), 2)) + self.drift).bound
 
     def of_samples(self, index: Tensor) -> "Covectors":
         """Return those of some of the samples."""
@@ -52,9 +52,9 @@ class Covectors:
         value = self.value.flatten(2)
         index = others[:, :, None].expand(-1, -1, value.shape[2])
         difference = value.gather(1, index) - value.gather(1, label[:, None, None].expand(-1, 1, value.shape[2]))
-        drift = self.drift.gather(1, others) + self.drift.gather(1, label[:, None])
-        drift = drift + 2 * UNIT_ROUNDOFF * norm_upper_bound_of_vectors(difference, 1, 2)
-        return Covectors(difference.reshape(*others.shape, *self.value.shape[2:]), inflate(drift, gamma(4)))
+        drift = Upper(self.drift.gather(1, others)) + self.drift.gather(1, label[:, None])
+        drift += Upper(norm_upper_bound_of_vectors(difference, 1, 2)) * (2 * UNIT_ROUNDOFF)
+        return Covectors(difference.reshape(*others.shape, *self.value.shape[2:]), drift.bound)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +97,19 @@ class Backward:
             sent = []
             for A in unit.terms:
                 error = self._rounding(A, behind.value)
-                drift = error if exact else self.norms.norm(A, self.p, self.p) * behind.drift + error
-                sent.append(Covectors(A.adjoint(behind.value), inflate(drift, gamma(8))))
+                drift = error if exact else (Upper(behind.drift) * self.norms.norm(A, self.p, self.p) + error).bound
+                sent.append(Covectors(A.adjoint(behind.value), drift))
             return sent
         pulled = self._pull_back(unit, behind.value)
-        grown = behind.drift if exact else self.growths[unit.output][:, None] * behind.drift
-        drift = inflate(grown + pulled[1], gamma(8))
+        grown = Upper(behind.drift) if exact else Upper(behind.drift) * self.growths[unit.output][:, None]
+        drift = (grown + pulled[1]).bound
         return [Covectors(value, drift) for value in unit.split(pulled[0])]
 
     def _joined(self, left: Covectors, right: Covectors) -> Covectors:
         """Return the sum of what two readers of a value send back."""
         value = left.value + right.value
-        rounding = 2 * UNIT_ROUNDOFF * self.size(value)
-        return Covectors(value, inflate(left.drift + right.drift + rounding, gamma(8)))
+        rounding = Upper(self.size(value)) * (2 * UNIT_ROUNDOFF)
+        return Covectors(value, (rounding + left.drift + right.drift).bound)
 
     def _pull_back(self, unit: AbstractUnit, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next covectors and what one block adds to their drift."""
@@ -118,26 +118,26 @@ class Backward:
             return unit.H.adjoint(g), self._rounding(unit.H, g)
         block = bent.block
         S, slopes = block.activation.derivative(self.evaluation.values[bent.z].value), self.slopes[bent.hidden]
-        gap = inflate(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 0.0).unsqueeze(1)
+        gap = Upper(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 1)[:, None]
         pulled = block.G.adjoint(g)
         inner = S.unsqueeze(1) * pulled
         # In front of W' three things are off: the slopes' change, the rounding of G'g, and that of the product.
-        steepest = (slopes.steepest + gap.squeeze(1)).flatten(1).amax(dim=1)[:, None]
-        off = self.size(gap * pulled) + steepest * self._rounding(block.G, g)
-        off = off + 2 * UNIT_ROUNDOFF * steepest * self.size(pulled)
+        steepest = (gap[:, 0].flatten(1) + slopes.steepest.flatten(1)).amax(1)[:, None]
+        lost = Upper(self._rounding(block.G, g)) + Upper(self.size(pulled)) * (2 * UNIT_ROUNDOFF)
+        off = steepest * lost + self.size((gap * pulled.abs()).bound)
         result = block.W.adjoint(inner)
-        rounding = self._rounding(block.W, inner)
+        rounding = Upper(self._rounding(block.W, inner))
         if block.is_residual:
             result = result + block.H.adjoint(g)
-            rounding = rounding + self._rounding(block.H, g) + 2 * UNIT_ROUNDOFF * self.size(result)
-        return result, inflate(self.norms.norm(block.W, self.p, self.p) * off + rounding, gamma(16))
+            rounding = rounding + self._rounding(block.H, g) + Upper(self.size(result)) * (2 * UNIT_ROUNDOFF)
+        return result, (off * self.norms.norm(block.W, self.p, self.p) + rounding).bound
 
     def _rounding(self, A: AbstractLinearMap, g: Tensor) -> Tensor:
         r"""Bound the rounding of :math:`A^T g` in the dual norm: :math:`\gamma_K \| |A| \|_p \|g\|_{p^*}`."""
         length = rounding_length(A)
         if length == 0:
             return g.new_zeros(g.shape[0], 1 if self.together else g.shape[1])
-        return inflate(gamma(length + 1) * self.norms.absolute(A, self.p) * self.size(g), gamma(4))
+        return (Upper(self.size(g)) * self.norms.absolute(A, self.p) * gamma(length + 1)).bound
 
     def size(self, g: Tensor) -> Tensor:
         """Bound the dual norm of each covector, or the Frobenius norm of all of them together."""
@@ -148,5 +148,5 @@ class Backward:
 
 def activation_gradients(block: Block, behind: Covectors, p: float, norms: NormBounds) -> tuple[Tensor, Tensor]:
     """Return |G' g| for the computed covectors behind a block, outward, and the drift of G' g in the dual norm."""
-    size = inflate(block.G.adjoint(behind.value).abs() + image_error(block.G.T, behind.value), gamma(4))
-    return size, inflate(norms.norm(block.G, p, p) * behind.drift, gamma(4))
+    size = Upper(block.G.adjoint(behind.value).abs()) + image_error(block.G.T, behind.value)
+    return size.bound, (Upper(behind.drift) * norms.norm(block.G, p, p)).bound

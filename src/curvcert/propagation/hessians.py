@@ -31,7 +31,7 @@ from curvcert.propagation.covectors import Covectors, activation_gradients
 from curvcert.propagation.gradient_intervals import Interval
 from curvcert.propagation.jacobians import Jacobian
 from curvcert.propagation.slopes import curvature_range_within, stacked_size
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, least, total
 
 _BATCHED_GRAM = 128
 """Largest layer with one eigenvalue problem per sample and output."""
@@ -39,11 +39,10 @@ _BATCHED_GRAM = 128
 
 def total_curvature(balls: OverBalls, covectors: Mapping[int, Covectors]) -> Tensor:
     """Bound the curvature of every output over the balls, (batch, outputs), by what is known there alone."""
-    total, inf = torch.zeros_like(covectors[0].drift), torch.full((), torch.inf).to(balls.radius)
-    anywhere = Interval(-inf, inf)
-    for unit in balls.facts.network.activated:
-        total = total + curvature_term(balls, unit, balls.prefix, covectors[unit.output], anywhere)
-    return inflate(total, gamma(8 * len(balls.facts.network.units)))
+    inf = torch.full((), torch.inf).to(balls.radius)
+    anywhere, units = Interval(-inf, inf), balls.facts.network.activated
+    terms = [curvature_term(balls, unit, balls.prefix, covectors[unit.output], anywhere) for unit in units]
+    return total([torch.zeros_like(covectors[0].drift), *terms]).bound
 
 
 def curvature_term(
@@ -67,48 +66,48 @@ def curvature_term(
     u = block.G.adjoint(behind.value)
     off = image_error(block.G.T, behind.value) + 2 * UNIT_ROUNDOFF * u.abs()
     there = Interval(u - off, u + off).bent(low, high, side)
-    first = weighted_bilinear(block.W, one, there, p, norms) * L[:, None] * L[:, None]
+    first = Upper(weighted_bilinear(block.W, one, there, p, norms)) * L[:, None] * L[:, None]
     second = (_spread(block.W, c, p, norms) * L * L)[:, None]
     # All at once, with each gradient within the drift of its value at the centre, and within its bounds anywhere.
-    width = inflate(off + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), gamma(4)) + 2 * UNIT_ROUNDOFF * u.abs()
+    moved = Upper(off) + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2))
+    width = (moved + Upper(u.abs()) * (2 * UNIT_ROUNDOFF)).bound
     within = Interval(torch.maximum(u - width, most.lower), torch.minimum(u + width, most.upper))
     all_over = within.bent(low, high, side)
-    together = weighted_bilinear(block.W, one, all_over, p, norms) * L[:, None] * L[:, None]
+    together = Upper(weighted_bilinear(block.W, one, all_over, p, norms)) * L[:, None] * L[:, None]
     if z in balls.jacobians:
         flat, J = c.flatten(1), balls.jacobians[z]
-        first = torch.minimum(first, _weighted(J, there.flatten(2)))
-        second = torch.minimum(second, _spread_of_jacobian(J, flat)[:, None])
-        together = torch.minimum(together, _weighted(J, all_over.flatten(2)))
-    apart = first + drift * second
-    return inflate(torch.minimum(apart, together), gamma(16))
+        first = least(first, _weighted(J, there.flatten(2)))
+        second = least(second, _spread_of_jacobian(J, flat)[:, None])
+        together = least(together, _weighted(J, all_over.flatten(2)))
+    return least(first + second * drift, together).bound
 
 
 def weighted_bilinear(W: AbstractLinearMap, constants: Tensor, sizes: Tensor, p: float, norms: NormBounds) -> Tensor:
     """Bound the bilinear form with weights c_l |g_l|, for every sample and output."""
     sizes = sizes if sizes.dim() == constants.dim() + 1 else sizes.unsqueeze(0)
-    weights = inflate(constants.unsqueeze(1) * sizes, 0.0)
+    weights = (Upper(constants.unsqueeze(1)) * sizes).bound
     value = norms.bilinear(W, weights.flatten(0, 1), p, _BATCHED_GRAM)
     return value.reshape(weights.shape[:2])
 
 
-def _spread(W: AbstractLinearMap, c: Tensor, p: float, norms: NormBounds) -> Tensor:
+def _spread(W: AbstractLinearMap, c: Tensor, p: float, norms: NormBounds) -> Upper:
     r"""Bound :math:`\sup_{a,b} \|c \circ W a \circ W b\|_p` for each sample."""
     rows = norms.row_norms(W, conjugate(p))
-    spread = norms.norm(W, p, p) * inflate(c * rows, 0.0).flatten(1).amax(dim=1)
+    weighted = Upper(c.flatten(1)) * rows.flatten()
+    spread = weighted.amax(1) * norms.norm(W, p, p)
     if p == 2:
-        spread = torch.minimum(spread, c.flatten(1).amax(dim=1) * norms.hadamard(W))
+        spread = least(spread, Upper(c.flatten(1).amax(dim=1)) * norms.hadamard(W))
     if math.isinf(p):
-        spread = torch.minimum(spread, inflate(c * rows.square(), gamma(4)).flatten(1).amax(dim=1))
+        spread = least(spread, (weighted * rows.flatten()).amax(1))
     return spread
 
 
-def _weighted(J: Jacobian, h: Tensor) -> Tensor:
+def _weighted(J: Jacobian, h: Tensor) -> Upper:
     r"""Bound :math:`\|\mathrm{diag}(h)^{1/2} J\|^2 \le (\|\mathrm{diag}(h)^{1/2} \hat J\| + \sqrt{\max h}\, E)^2`."""
-    root = J.squared_norms(h).sqrt() + h.amax(dim=2).sqrt() * J.drift[:, None]
-    return inflate(root.square(), gamma(16))
+    return (Upper(h.amax(dim=2)).root() * J.drift[:, None] + Upper(J.squared_norms(h)).root()).square()
 
 
-def _spread_of_jacobian(J: Jacobian, c: Tensor) -> Tensor:
+def _spread_of_jacobian(J: Jacobian, c: Tensor) -> Upper:
     r"""Bound :math:`\sup_{a,b} \|c \circ Ja \circ Jb\|_2 \le (\|\hat J\| + E) \max_l c_l (\|\hat J_l\| + E)`."""
-    size = J.weighted_norm(torch.ones_like(c)) + J.drift
-    return inflate(size * (c * (J.rows + J.drift[:, None])).amax(dim=1), gamma(16))
+    size = Upper(J.weighted_norm(torch.ones_like(c))) + J.drift
+    return ((Upper(J.rows) + J.drift[:, None]) * c).amax(1) * size

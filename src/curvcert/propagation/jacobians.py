@@ -25,7 +25,7 @@ from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.propagation.slopes import Slopes, moved_through, stacked_size
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, norm_upper_bound_of_vectors
 
 GRAM_SIZE = 256
 """Largest layer with an eigenvalue problem for each sample and output."""
@@ -50,19 +50,18 @@ class Jacobian:
         """A bound on the norm anywhere in the ball, (batch,)."""
         J = self.J if self.J.shape[1] <= self.J.shape[2] else self.J.mT
         if J.shape[1] > GRAM_SIZE:
-            return inflate(_frobenius(J) + self.drift, 0.0)
-        error = gamma(J.shape[2] + 2) * inflate(J.square().sum(dim=(1, 2)), gamma(J[0].numel() + 2))
-        return inflate(largest_eigenvalues_upper_bound(J @ J.mT, error).sqrt() + self.drift, gamma(4))
+            return (Upper(_frobenius(J)) + self.drift).bound
+        error = (Upper(_frobenius(J)).square() * gamma(J.shape[2] + 2)).bound
+        return (Upper(largest_eigenvalues_upper_bound(J @ J.mT, error)).root() + self.drift).bound
 
     def squared_norms(self, d: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(d)^{1/2} \hat J\|_2^2` for d >= 0 of shape (batch, m, size): (batch, m)."""
         rows = self.rows
-        by_rows = inflate((d * rows[:, None] * rows[:, None]).sum(dim=2), gamma(d.shape[2] + 8))
+        by_rows = (Upper(d) * rows[:, None] * rows[:, None]).sum(2).bound
         if d.shape[2] > GRAM_SIZE:
             return by_rows
-        size = inflate(self.J.square().sum(dim=(1, 2)), gamma(self.J[0].numel() + 4))
-        error = inflate(gamma(self.J.shape[2] + 8) * size, gamma(8))
-        gram, roots = self.J @ self.J.mT, inflate(d.sqrt(), 4 * UNIT_ROUNDOFF)
+        error = (Upper(_frobenius(self.J)).square() * gamma(self.J.shape[2] + 8)).bound
+        gram, roots = self.J @ self.J.mT, Upper(d).root().bound
         chunk = max(1, _CHUNK_ELEMENTS // (d.shape[1] * gram[0].numel()))
         pieces = [
             _congruent(gram[i : i + chunk], error[i : i + chunk], roots[i : i + chunk])
@@ -72,16 +71,16 @@ class Jacobian:
 
     def weighted_norm(self, s: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(s) \hat J\|_2` for s >= 0 of shape (batch, size): (batch,)."""
-        return inflate(self.squared_norms(inflate(s.square(), 0.0)[:, None])[:, 0].sqrt(), 0.0)
+        return Upper(self.squared_norms(Upper(s).square().bound[:, None])[:, 0]).root().bound
 
 
 def _congruent(gram: Tensor, error: Tensor, roots: Tensor) -> Tensor:
     """Bound the largest eigenvalues of diag(root) gram diag(root): one for each sample and root."""
     matrices = (roots[:, :, :, None] * gram[:, None] * roots[:, :, None, :]).flatten(0, 1)
-    peak, trace = roots.amax(dim=2).square(), gram.diagonal(dim1=1, dim2=2).sum(dim=1)
-    # Two roundings an entry; the Frobenius norm of a semidefinite matrix is at most its trace.
-    slack = peak * (error + 4 * UNIT_ROUNDOFF * (trace + error))[:, None]
-    bounds = largest_eigenvalues_upper_bound(matrices, inflate(slack, gamma(len(gram[0]) + 16)).flatten())
+    peak, trace = Upper(roots.amax(dim=2)).square(), Upper(gram.diagonal(dim1=1, dim2=2)).sum(1)
+    # Two roundings per entry; the Frobenius norm of a semidefinite matrix is at most its trace.
+    slack = peak * ((trace + error) * (4 * UNIT_ROUNDOFF) + error)[:, None]
+    bounds = largest_eigenvalues_upper_bound(matrices, slack.bound.flatten())
     return bounds.reshape(roots.shape[:2])
 
 
@@ -123,39 +122,39 @@ class Read:
     def of_neurons(self, block: Block, norms: NormBounds) -> Jacobian:
         """Return the Jacobian of a block's pre-activation."""
         rounding = _frobenius(image_error(block.W, self.X))
-        drift = inflate(norms.norm(block.W, 2, 2) * stacked_size(self.drifts, 2) + rounding, gamma(8))
-        return Images(block.W.apply(self.X), drift).jacobian
+        drift = Upper(stacked_size(self.drifts, 2)) * norms.norm(block.W, 2, 2) + rounding
+        return Images(block.W.apply(self.X), drift.bound).jacobian
 
     def straight(self, unit: AbstractUnit, growth: Tensor, norms: NormBounds) -> Images:
         """Return the Jacobian behind a unit without an activation."""
-        drift = self._grown(unit, growth, norms) + _frobenius(image_error(unit.H, self.X))
-        return Images(unit.H.apply(self.X), inflate(drift, gamma(8)))
+        drift = Upper(self._grown(unit, growth, norms)) + _frobenius(image_error(unit.H, self.X))
+        return Images(unit.H.apply(self.X), drift.bound)
 
     def bent(
         self, unit: ActivatedUnit, J: Jacobian, S: Tensor, slopes: Slopes, growth: Tensor, norms: NormBounds
     ) -> Images:
         """Return the Jacobian behind a block, given that of its pre-activation and computed slopes there."""
         block = unit.block
-        gap = inflate(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 0.0)
+        gap = Upper(torch.maximum(slopes.upper - S, S - slopes.lower).clamp(min=0.0), 1).bound
         inner = S.unsqueeze(1) * J.J.mT.reshape(len(S), -1, *block.W.out_shape)
         steepest = slopes.steepest.flatten(1).amax(dim=1)
-        off = J.weighted_norm(gap.flatten(1)) + steepest * _frobenius(image_error(block.W, self.X))
-        off = off + UNIT_ROUNDOFF * _frobenius(inner)
+        off = Upper(_frobenius(image_error(block.W, self.X))) * steepest + J.weighted_norm(gap.flatten(1))
+        off = off + Upper(_frobenius(inner)) * UNIT_ROUNDOFF
         result, rounding = _sum_with_skip(block, self.X, inner)
-        step = norms.norm(block.G, 2, 2) * inflate(off, gamma(8)) + rounding
-        return Images(result, inflate(self._grown(unit, growth, norms) + step, gamma(8)))
+        drift = off * norms.norm(block.G, 2, 2) + rounding + self._grown(unit, growth, norms)
+        return Images(result, drift.bound)
 
     def _grown(self, unit: AbstractUnit, growth: Tensor, norms: NormBounds) -> Tensor:
         return moved_through(unit, self.drifts, growth, 2, lambda A: norms.norm(A, 2, 2))
 
 
-def _sum_with_skip(block: Block, X: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_with_skip(block: Block, X: Tensor, inner: Tensor) -> tuple[Tensor, Upper]:
     """Return H X + G inner and a bound on its rounding, in the Frobenius norm."""
     G: AbstractLinearMap = block.G
-    result, rounding = G.apply(inner), _frobenius(image_error(G, inner))
+    result, rounding = G.apply(inner), Upper(_frobenius(image_error(G, inner)))
     if block.is_residual:
         result = result + block.H.apply(X)
-        rounding = rounding + _frobenius(image_error(block.H, X)) + UNIT_ROUNDOFF * _frobenius(result)
+        rounding = rounding + _frobenius(image_error(block.H, X)) + Upper(_frobenius(result)) * UNIT_ROUNDOFF
     return result, rounding
 
 

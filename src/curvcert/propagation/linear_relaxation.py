@@ -18,7 +18,7 @@ Reference: Zhang et al. (NeurIPS 2018), CROWN, whose bound this is, up to the ch
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -58,14 +58,16 @@ class Relaxed:
         evaluation: Evaluation,
         region: AbstractRegion,
         most_rows: int = MOST_ROWS,
-        narrowed: Callable[[int, Moved], Moved] = lambda value, moved: moved,
+        narrowed: "Callable[[Relaxed, int, Moved], Moved]" = lambda relaxed, value, moved: moved,
     ) -> None:
         """Find the range of every pre-activation, and lines for it, from the input on.
 
-        `narrowed` is given every range that lines are about to be drawn over, and returns what else is known of it.
+        `narrowed` is given every range that lines are about to be drawn over, beside what is relaxed so far, and
+        returns what else is known of it.
         """
         self.facts, self.region = facts, region
-        self.relaxations: dict[AbstractNode, AbstractRelaxation] = {}
+        self._relaxations: dict[AbstractNode, AbstractRelaxation] = {}
+        self._lines: dict[AbstractNode, Callable[[], AbstractRelaxation]] = {}
         self.rounded_off: dict[AbstractNode, Tensor] = {}
         self._values, self._nodes = evaluation.values, facts.network.nodes
         self._most_rows, self._narrowed = most_rows, narrowed
@@ -87,13 +89,19 @@ class Relaxed:
             case ElementwiseNode():
                 z, moved = self._reach(node.source)
                 a = self._values[len(self._moved)]
-                self.relaxations[node] = relaxed_activation(node.activation, z, a, uses[node.source])
+                self._lines[node] = partial(relaxed_activation, node.activation, z, a, uses[node.source])
                 return moved_activation(node.activation, z, moved.length, a, p)
             case MaxPoolNode():
                 z, moved = self._reach(node.source)
-                self.relaxations[node] = relaxed_pool(node.pool, z, uses[node.source])
+                self._lines[node] = partial(relaxed_pool, node.pool, z, uses[node.source])
                 return moved_pool(node.pool, moved, p)
         raise UnsupportedModule(f"{node.name}: linear relaxation has no rule for a {type(node).__name__}.")
+
+    def relaxation(self, node: AbstractNode) -> AbstractRelaxation:
+        """Return the lines of a node; drawn when a covector first meets it."""
+        if node not in self._relaxations:
+            self._relaxations[node] = self._lines[node]()
+        return self._relaxations[node]
 
     def _rounded_off(self, node: AffineNode) -> Tensor:
         r"""Return what a unit covector on each coordinate of a sum costs by rounding: gamma |A| |v' - v|."""
@@ -106,7 +114,7 @@ class Relaxed:
     def moved(self, value: int) -> Moved:
         """Return how far a pre-activation moves."""
         if value not in self._ranges:
-            self._ranges[value] = self._narrowed(value, self._by_rows(value))
+            self._ranges[value] = self._narrowed(self, value, self._by_rows(value))
         return self._ranges[value]
 
     def _reach(self, value: int) -> tuple[Reach, Moved]:
@@ -151,7 +159,7 @@ class Relaxed:
         return Change(*(torch.cat(sides, dim=1) for sides in zip(*found, strict=True)))
 
     def _change(self, value: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        if all(each.symmetric for each in self.relaxations.values()):
+        if all(self.relaxation(node).symmetric for node in self._nodes[: value + 1] if node in self._lines):
             rise, fall = _Covectors(self, rows).bounds(value)
             return fall, rise
         rise, _ = _Covectors(self, torch.cat([rows, -rows], dim=1)).bounds(value)
@@ -207,7 +215,7 @@ class _Covectors(AbstractBackward[Tensor | None]):
     def _through(self, node: AbstractNode, value: Tensor | None) -> Tensor | None:
         if value is None:
             return None
-        relaxation = self._relaxed.relaxations[node]
+        relaxation = self._relaxed.relaxation(node)
         self._pay(value, relaxation.costs.up, relaxation.costs.down)
         return relaxation.pull_back(value)
 

@@ -33,8 +33,8 @@ class _Way:
 
 
 def middle_slope(node: NonlinearNode) -> float:
-    """Return mu: the middle of an activation's slopes, and 0 for max-pooling, which no linear map approximates."""
-    if not isinstance(node, ElementwiseNode):
+    """Return mu: the middle of an activation's slopes, and 0 for what no one linear map approximates."""
+    if not isinstance(node, ElementwiseNode) or not node.activation.is_bounded:
         return 0.0
     alpha, beta = node.activation.slope
     return (alpha + beta) / 2
@@ -43,6 +43,8 @@ def middle_slope(node: NonlinearNode) -> float:
 def rest_slope(activation: Activation) -> float:
     r"""Return rho, a Lipschitz constant of :math:`\psi`, rounded up so that it covers both ends of the slopes."""
     alpha, beta = activation.slope
+    if not activation.is_bounded:
+        return math.inf
     mu = (alpha + beta) / 2
     return math.nextafter(max(beta - mu, mu - alpha), math.inf)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvcert.activations import Activation, remainder_range
+from curvcert.activations import Activation, remainder_ends
 from curvcert.network.block import MaxPool
 from curvcert.network.evaluation import Computed
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
@@ -113,23 +113,24 @@ def relaxed_activation(activation: Activation, z: Reach, a: Computed, roundings:
 
     `roundings` counts those of the sum that s o u enters: gamma of it bounds what the sum is off by.
     """
-    above, below = (resting_slopes(activation, *z.ends, side) for side in (True, False))
-    _, up = _remainder(activation, above, z, a)
-    down, _ = _remainder(activation, below, z, a)
+    below, above = resting_slopes(activation, *z.ends)
+    down, up = _remainders(activation, below, above, z, a)
     costs = (_known(cost + _extra(activation, s, z, roundings)) for cost, s in ((up, above), (down, below)))
     return Lines(Costs(*costs), above, None if torch.equal(above, below) else below)
 
 
-def resting_slopes(activation: Activation, lower: Tensor, upper: Tensor, above: bool) -> Tensor:
-    """Return the slope of the line that rests on phi from above, or from below, and is nearest in the middle.
+def resting_slopes(activation: Activation, lower: Tensor, upper: Tensor) -> Tensor:
+    """Return the slopes of the lines that rest on phi from below and from above, nearest in the middle: (2, ...).
 
     That leaves the least area between them.  It is CROWN's choice for ReLU and for tanh but where that is worse, and
     there is one for every activation.  Searched for on a grid, as slopes need no proof: the farthest node beyond the
     edge of the hull over the middle becomes its end, until the hull is found, or touches phi in the middle.
     """
-    z = lower + torch.linspace(0, 1, 2 * _HALF + 1).to(lower).reshape(-1, *(1,) * lower.dim()) * (upper - lower)
-    phi = activation.value(z) if above else -activation.value(z)
-    left = torch.zeros_like(lower, dtype=torch.int64)[None]
+    grid = torch.linspace(0, 1, 2 * _HALF + 1).to(lower)
+    z = lower + grid.reshape(-1, 1, *(1,) * lower.dim()) * (upper - lower)
+    phi = activation.value(z)
+    phi, z = torch.cat([-phi, phi], dim=1), z.expand(-1, 2, *lower.shape)
+    left = torch.zeros_like(phi[:1], dtype=torch.int64)
     right, touches = torch.full_like(left, 2 * _HALF), torch.zeros_like(left, dtype=torch.bool)
     slope = _edge(z, phi, left, right)
     for _ in range(_SEARCHES):
@@ -137,9 +138,10 @@ def resting_slopes(activation: Activation, lower: Tensor, upper: Tensor, above: 
         touches |= far == _HALF
         left, right = torch.where(far < _HALF, far, left), torch.where(far > _HALF, far, right)
         slope = _edge(z, phi, left, right)
-    slope = torch.where(touches, activation.derivative(z[_HALF])[None], slope if above else -slope)[0]
+    slope = torch.cat([-slope[:, :1], slope[:, 1:]], dim=1)
+    slope = torch.where(touches, activation.derivative(z[_HALF][:1]), slope)[0]
     ordinary = (upper - lower > 1e-7 * (1 + lower.abs() + upper.abs())) & slope.isfinite()
-    middle = torch.where(ordinary | ~(lower + upper).isfinite(), 0.0, (lower + upper) / 2)
+    middle = torch.where((lower + upper).isfinite(), (lower + upper) / 2, 0.0)
     return torch.where(ordinary, slope, activation.derivative(middle)).clamp(*activation.slope)
 
 
@@ -147,15 +149,17 @@ def _edge(z: Tensor, phi: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return (phi.gather(0, right) - phi.gather(0, left)) / (z.gather(0, right) - z.gather(0, left))
 
 
-def _remainder(activation: Activation, s: Tensor, z: Reach, a: Computed) -> tuple[Tensor, Tensor]:
-    """Bound how far phi(z') - s z' falls below, and rises above, its value at the centre."""
-    least, greatest = remainder_range(activation, s, *z.ends)
-    line = s * z.centre.value
-    at = a.value - line
-    error = a.error + s.abs() * z.centre.error + 4 * UNIT_ROUNDOFF * (a.value.abs() + line.abs())
-    sizes = 4 * UNIT_ROUNDOFF * (at.abs() + error)
-    fall, rise = at + error - least, greatest - (at - error)
-    return fall + sizes + 4 * UNIT_ROUNDOFF * fall.abs(), rise + sizes + 4 * UNIT_ROUNDOFF * rise.abs()
+def _remainders(activation: Activation, below: Tensor, above: Tensor, z: Reach, a: Computed) -> tuple[Tensor, Tensor]:
+    """Bound how far phi(z') - s z' falls below its value at the centre, and rises above it, each with its own s."""
+    least, greatest = remainder_ends(activation, below, above, *z.ends)
+    found = []
+    for s, sign, end in ((below, -1.0, least), (above, 1.0, greatest)):
+        line = s * z.centre.value
+        at = a.value - line
+        error = a.error + s.abs() * z.centre.error + 4 * UNIT_ROUNDOFF * (a.value.abs() + line.abs())
+        far = sign * (end - at) + error
+        found.append(far + 4 * UNIT_ROUNDOFF * (at.abs() + error + far.abs()))
+    return found[0], found[1]
 
 
 def _extra(activation: Activation, s: Tensor, z: Reach, roundings: int) -> Tensor:

@@ -16,7 +16,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from curvcert.activations import Activation, second_derivative_range, value_range
+from curvcert.activations import Activation, derivative_range, second_derivative_range, value_range
+from curvcert.activations.base import EVERYWHERE
 from curvcert.network.evaluation import Computed
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
 
@@ -28,6 +29,9 @@ _CELLS = 32
 
 _NARROW = 1e-4
 """Secants over less than this are tangents."""
+
+_INSIDE = 0.9
+"""How far towards the end of a domain a secant goes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +45,16 @@ class Bend:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Where a pre-activation is, beside its centre: b up to `linear` in size, and e between `low` and `high`."""
+    """Where a pre-activation is, beside its centre: b up to `linear` in size, and e between `low` and `high`.
+
+    Their sum is between -`fall` and `rise`.
+    """
 
     linear: Tensor
     low: Tensor
     high: Tensor
+    fall: Tensor
+    rise: Tensor
 
 
 def secant(activation: Activation, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +65,9 @@ def secant(activation: Activation, z: Tensor, h: Tensor) -> tuple[Tensor, Tensor
     >>> [f"{float(each):.3f}" for each in secant(TANH, zero, one)]
     ['0.762', '0.000']
     """
+    if activation.domain != EVERYWHERE:
+        # The ends of every domain are infinite, or 0.
+        h = torch.minimum(h, _INSIDE * z.abs())
     wide = h > _NARROW * (1 + z.abs())
     step = torch.where(wide, h, 1.0)
     above, at, below = (activation.value(point) for point in (z + step, z, z - step))
@@ -83,32 +95,52 @@ class Sampled:
 
 
 def sampled(activation: Activation, z: Computed, slope: Tensor, bend: Tensor, spread: Spread) -> Sampled:
-    """Evaluate psi on the grid."""
+    """Evaluate psi on the grid.
+
+    Some points of the grid are beyond all that z can be.  Where phi is not defined everywhere, it is continued there
+    by its tangents.
+    """
     value, error = (each.flatten(1) for each in (z.value, z.error))
     grid = torch.linspace(-1.0, 1.0, _CELLS + 1, dtype=torch.float64, device=value.device)[:, None, None]
     b = grid * spread.linear
     reach = torch.maximum(-spread.low, spread.high)
     at = value_range(activation, value, value)
+    limited = activation.domain != EVERYWHERE
+    low = next_down(next_down(value - error) - (spread.fall if limited else spread.linear - spread.low))
+    high = next_up(next_up(value + error) + (spread.rise if limited else spread.linear + spread.high))
+    ends = next_down(low), next_up(high)
     sides: list[list[Tensor]] = [[], []]
     for e in (spread.low, spread.high):
         point = value + b + e
-        low, high = value_range(activation, point, point)
+        below, above = _continued(activation, point, *ends) if limited else value_range(activation, point, point)
         line = slope * (b + e) + bend * b.square() / 2
-        sides[0].append(high - at[0] - line)
-        sides[1].append(at[1] - low + line)
-    steepest = max(map(abs, activation.slope))
+        sides[0].append(above - at[0] - line)
+        sides[1].append(at[1] - below + line)
+    steepest: float | Tensor = max(map(abs, activation.slope))
+    if not activation.is_tame:
+        flattest, steepest = derivative_range(activation, *ends)
+        steepest = torch.maximum(flattest.abs(), steepest.abs())
     # The point, the line, the differences; and z is known but for its error.
     sizes = at[0].abs() + at[1].abs() + slope.abs() * (spread.linear + reach) + bend.abs() * spread.linear.square()
     moved = steepest * (value.abs() + spread.linear + reach)
     rounded = 8 * UNIT_ROUNDOFF * (sizes + moved) + 2 * steepest * error + TINY
     values = torch.stack([torch.maximum(*side) for side in sides])
     values = values + inflate(rounded + 4 * UNIT_ROUNDOFF * values.abs(), gamma(8))
-    low = next_down(next_down(value - error) - spread.linear + spread.low)
-    high = next_up(next_up(value + error) + spread.linear + spread.high)
-    least, greatest = second_derivative_range(activation, next_down(low), next_up(high))
+    least, greatest = second_derivative_range(activation, *ends)
+    if limited:
+        least, greatest = least.clamp(max=0.0), greatest.clamp(min=0.0)
     sag = torch.stack([-least, greatest])
     across = inflate(sag.clamp(min=0) * (spread.high - spread.low).square() / 8, gamma(8))
     return Sampled(values, b.square() / 2, across, sag)
+
+
+def _continued(activation: Activation, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Enclose phi at points, and beyond [lower, upper] its tangent at the nearer end."""
+    inside = z.clamp(lower, upper)
+    below, above = value_range(activation, inside, inside)
+    ends = [slope * (z - inside) for slope in derivative_range(activation, inside, inside)]
+    slack = 4 * UNIT_ROUNDOFF * ends[0].abs().maximum(ends[1].abs())
+    return below + torch.minimum(*ends) - slack, above + torch.maximum(*ends) + slack
 
 
 @final

@@ -17,7 +17,7 @@ from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.weighted import weighted_norm_upper_bound
 from curvcert.propagation.relaxation import Reach
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Slopes:
 
     def about(self, centre: float) -> Tensor:
         """Return the largest distance of a slope from the centre, rounded up."""
-        return inflate(torch.maximum(self.upper - centre, centre - self.lower).clamp(min=0.0), 0.0)
+        return Upper(torch.maximum(self.upper - centre, centre - self.lower).clamp(min=0.0), 1).bound
 
     def intersect(self, other: "Slopes") -> "Slopes":
         """Return the slopes that lie in both."""
@@ -73,10 +73,10 @@ def anchored_slopes(activation: Activation, z: Computed) -> Slopes:
     without a Lipschitz derivative the global slopes are used.
     """
     alpha, beta = activation.slope
-    if activation.curvature is None:
+    if activation.curvature is None or not activation.is_bounded:
         return Slopes(torch.full_like(z.value, alpha), torch.full_like(z.value, beta))
     lower, upper = anchored_slope_range(activation, z.value)
-    drift = inflate(0.5 * activation.curvature_c * z.error, 0.0)
+    drift = (Upper(z.error) * (0.5 * activation.curvature_c)).bound
     return Slopes((lower - drift).clamp(min=alpha), (upper + drift).clamp(max=beta))
 
 
@@ -92,11 +92,10 @@ def moved_through(
 
     `constant` is that of its block on what it reads, stacked; a sum of values also moves no further than its terms.
     """
-    moved = stacked_size(sizes, p) * constant
+    moved = Upper(stacked_size(sizes, p)) * constant
     if unit.terms:
-        terms = [size * norm(A) for size, A in zip(sizes, unit.terms, strict=True)]
-        moved = torch.minimum(moved, torch.stack(terms).sum(dim=0))
-    return inflate(moved, gamma(4 + 2 * len(sizes)))
+        moved = least(moved, total(Upper(size) * norm(A) for size, A in zip(sizes, unit.terms, strict=True)))
+    return moved.bound
 
 
 def block_growth(block: Block, slopes: Slopes, p: float, norms: NormBounds) -> Tensor:
@@ -106,16 +105,16 @@ def block_growth(block: Block, slopes: Slopes, p: float, norms: NormBounds) -> T
     :math:`\|H + \mu GW\| + \|G\| \|(D - \mu)W\|`.
     """
     G = norms.norm(block.G, p, p)
-    growth = norms.norm(block.H, p, p) + G * weighted_norm_upper_bound(block.W, slopes.steepest, p, norms)
+    growth = Upper(weighted_norm_upper_bound(block.W, slopes.steepest, p, norms)) * G + norms.norm(block.H, p, p)
     if block.is_residual:
         mu, linear = about_middle(block)
         rest = weighted_norm_upper_bound(block.W, slopes.about(mu), p, norms)
-        growth = torch.minimum(growth, norms.norm(linear, p, p) + G * rest)
-    return inflate(growth, gamma(8))
+        growth = least(growth, Upper(rest) * G + norms.norm(linear, p, p))
+    return growth.bound
 
 
 def about_middle(block: Block) -> tuple[float, AbstractLinearMap]:
     """Return the middle slope mu, and H + mu G W."""
     alpha, beta = block.activation.slope
-    mu = (alpha + beta) / 2
+    mu = (alpha + beta) / 2 if block.activation.is_bounded else 0.0
     return mu, block.H + mu * (block.G @ block.W)

@@ -108,7 +108,10 @@ class TaylorModels:
     def __init__(
         self, facts: NetworkFacts, evaluation: Evaluation, rows: Tensor, radius: Tensor, enough: Tensor | None = None
     ) -> None:
-        """Make the models at a radius, (batch,): they serve up to `REACH` times it.
+        """Make the models at a radius, (batch,): they serve up to `most`, `REACH` times it.
+
+        Where intervals are infinite that far out, they serve up to the radius itself, over whose ball rounding is
+        bounded by the very ranges that the models cut.
 
         A row that rises by less than `enough`, (batch, rows), by linear relaxation at that radius needs no parabola.
         """
@@ -118,8 +121,11 @@ class TaylorModels:
         self.seen: dict[int, Seen] = {}
         self._forms: dict[int, Form] = {}
         self._couplings: dict[int, Coupling] = {}
-        self._last, self._most = len(facts.network.nodes) - 1, REACH * radius
-        self.coarse = Relaxed(facts, evaluation, self._ball(self._most), most_rows=0)
+        self._last, self.most = len(facts.network.nodes) - 1, REACH * radius
+        coarse = Relaxed(facts, evaluation, self._ball(self.most), most_rows=0)
+        self.coarse = coarse if bool(coarse.lost.isfinite().all()) else None
+        if self.coarse is None:
+            self.most = radius
         self._made_at, self._pass = radius, _Pass(self, self._ball(radius))
         self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
         self._linear = self._pass.relaxed.change(self._last, self._rows).rise
@@ -131,7 +137,7 @@ class TaylorModels:
 
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
-        within = torch.minimum(radius, self._most)
+        within = torch.minimum(radius, self.most)
         at, linear = self._pass, self._linear
         if not torch.equal(within, self._made_at):
             at = _Pass(self, self._ball(within))
@@ -142,15 +148,21 @@ class TaylorModels:
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
             total = reduce(torch.add, parts, parabolas + fixed)
-            best = torch.minimum(best, inflate(total, gamma(len(parts) + 4)))
-        return torch.where((radius > self._most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
+            best = torch.fmin(best, inflate(total, gamma(len(parts) + 4)))
+        return torch.where((radius > self.most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
+
+    @property
+    def rounded(self) -> Relaxed:
+        """What bounds rounding, over the largest ball."""
+        assert self.coarse is not None  # the first pass is that, from its first range on
+        return self.coarse
 
     def form(self, value: int) -> Form:
         """Return the neurons of a value as parabolas; made when it is first asked for."""
         if value not in self._forms:
             shape = self.facts.network.nodes[value].shape
-            unit = torch.eye(torch.Size(shape).numel(), dtype=torch.float64, device=self._most.device)
-            rows = unit.reshape(1, len(unit), *shape).expand(len(self._most), -1, *shape)
+            unit = torch.eye(torch.Size(shape).numel(), dtype=torch.float64, device=self.most.device)
+            rows = unit.reshape(1, len(unit), *shape).expand(len(self.most), -1, *shape)
             self._forms[value] = self._with_peaks(self._sent(value, rows))
         return self._forms[value]
 
@@ -176,20 +188,26 @@ class TaylorModels:
             weights = torch.linalg.vector_norm(u, dim=1)
             weights = torch.maximum(weights, 1e-6 * weights.amax(dim=1, keepdim=True)).clamp(min=1e-100)
             omega = inflate(weights * self.bends[k].unit, 0.0).unsqueeze(1)
-            self._couplings[k] = Coupling(weights, self.coordinates.peaks([omega], [self.seen[k]])[0].squeeze(1))
+            seen = [self.seen[k]]
+            squares = self.coordinates.peak(self.coordinates.matrices([omega], seen), [omega], seen)
+            self._couplings[k] = Coupling(weights, squares.squeeze(1))
         return self._couplings[k]
 
     def _joined(self) -> AbstractParabolas:
         """Return the parabolas of the outputs, with what the remainders leave in them at each knot in turn."""
-        weights = []
-        for k, u in self._output.sent.items():
-            own, unit = u * self.bends[k].bend.unsqueeze(1), u.abs() * self.bends[k].unit.unsqueeze(1)
-            left = torch.cat([KNOTS[knot] * unit for knot in _OUTER_KNOTS], dim=1)
-            own = own.repeat(1, len(_OUTER_KNOTS), 1)
-            # Larger weights are on the safe side: the squares are not negative.
-            weights.append(own + left + 8 * UNIT_ROUNDOFF * (own.abs() + left))
-        seen, outer = [self.seen[k] for k in self._output.sent], self._output.seen
-        return self.coordinates.parabolas(outer.repeated(len(_OUTER_KNOTS)), weights, seen)
+        sent, knots = self._output.sent, [KNOTS[knot] for knot in _OUTER_KNOTS]
+        own = [u * self.bends[k].bend.unsqueeze(1) for k, u in sent.items()]
+        # Larger weights are on the safe side: the squares are not negative.
+        unit = [inflate(u.abs() * self.bends[k].unit.unsqueeze(1), 0.0) for k, u in sent.items()]
+        slack = 8 * UNIT_ROUNDOFF
+        own = [w + slack * w.abs() for w in own]
+        weights = [
+            torch.cat([w + knot * v + slack * (w.abs() + knot * v) for knot in knots], dim=1)
+            for w, v in zip(own, unit, strict=True)
+        ]
+        seen, outer = [self.seen[k] for k in sent], self._output.seen
+        M = self.coordinates.matrices(own, seen).plus(self.coordinates.matrices(unit, seen), knots)
+        return self.coordinates.parabolas(outer.repeated(len(knots)), M, weights, seen)
 
     def _with_peaks(self, form: Form) -> Form:
         """Return the same with bounds on the quadratic part, a few samples at a time, or a few rows of one."""
@@ -214,7 +232,7 @@ class TaylorModels:
         found = sweep.sweep(self.facts.network.nodes[: value + 1], rows)[0]
         J = rows.new_zeros(*rows.shape[:2], *self.facts.network.in_shape) if found is None else found
         seen, off = self.coordinates.seen(J.flatten(2))
-        rounding = inflate(sweep.rounding + self.coarse.lost[:, None], gamma(sweep.longest + 16))
+        rounding = inflate(sweep.rounding + self.rounded.lost[:, None], gamma(sweep.longest + 16))
         zero = torch.zeros_like(off)
         return Form(sweep.sent, seen, off, rounding.expand_as(off), zero, zero)
 
@@ -237,17 +255,20 @@ class _Pass:
         self.tables: dict[int, Tables] = {}
         self.relaxed = Relaxed(models.facts, models.evaluation, ball, narrowed=self._narrowed)
 
-    def _narrowed(self, value: int, moved: Moved) -> Moved:
+    def _narrowed(self, relaxed: Relaxed, value: int, moved: Moved) -> Moved:
         """Return the range of a pre-activation cut with that of its parabolas; and find what its activations leave."""
+        if self._models.coarse is None:
+            self._models.coarse = relaxed
         form, t = self._models.form(value), self._t[:, None]
         linear = inflate(form.seen.steepest * t, 0.0)
         above, below = self._rest(form)
-        fall = torch.minimum(moved.fall.flatten(1), inflate(linear + below, 0.0))
-        rise = torch.minimum(moved.rise.flatten(1), inflate(linear + above, 0.0))
-        high, low = (torch.minimum(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        # What is not a number, where ranges are infinite, says nothing.
+        fall = torch.fmin(moved.fall.flatten(1), inflate(linear + below, 0.0))
+        rise = torch.fmin(moved.rise.flatten(1), inflate(linear + above, 0.0))
+        high, low = (torch.fmin(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
         for k, node in enumerate(self._models.facts.network.nodes):
             if isinstance(node, ElementwiseNode) and node.source == value:
-                self._bent(k, node, form, Spread(linear, -low, high), torch.maximum(fall, rise))
+                self._bent(k, node, form, Spread(linear, -low, high, fall, rise), torch.maximum(fall, rise))
         return cut(fall.reshape(moved.fall.shape), rise.reshape(moved.rise.shape), moved.length, self._models.facts.p)
 
     def _rest(self, form: Form) -> tuple[Tensor, Tensor]:
@@ -293,7 +314,7 @@ class _Slopes(AbstractBackward[Tensor | None]):
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
         if value is None:
             return [None] * len(node.terms)
-        self._pay(value, self._models.coarse.rounded_off[node])
+        self._pay(value, self._models.rounded.rounded_off[node])
         return [term.map.adjoint(value) for term in node.terms]
 
     def elementwise(self, k: int, node: ElementwiseNode, value: Tensor | None) -> Tensor | None:
@@ -301,7 +322,7 @@ class _Slopes(AbstractBackward[Tensor | None]):
             return None
         self.sent[k] = value.flatten(2)
         slope, facts = self._models.bends[k].slope, self._models.facts
-        moved = self._models.coarse.moved(node.source).farthest
+        moved = self._models.rounded.moved(node.source).farthest
         s = slope.reshape(moved.shape)
         cost = inflate(gamma(facts.uses[node.source] + 2) * s.abs() * moved, 0.0) + 2 * node.activation.deviation
         self._pay(value, cost)

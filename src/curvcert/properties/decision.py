@@ -99,7 +99,7 @@ def decide(network: Network, wanted: Property, timeout: float = 60.0) -> Decisio
     if not timeout > 0:
         raise InvalidInput(f"The timeout is a positive number of seconds, got {timeout}.")
     deadline, boxes = time.monotonic() + timeout, 0
-    facts = NetworkFacts(network, math.inf, NormBounds())
+    facts = NetworkFacts(network.for_bounds, math.inf, NormBounds())
     unknown: Decision | None = None
     for cases in _by_box(wanted.cases):
         found = _Search(facts, cases).decided(deadline)

@@ -23,8 +23,8 @@ from curvcert.reporting.data import (
     Required,
     Samples,
 )
+from curvcert.reporting.decimals import nice_ceiling
 from curvcert.reporting.digests import digests_of
-from curvcert.reporting.digits import nice_ceiling
 from curvcert.reporting.gallery import make_gallery
 from curvcert.reporting.looseness import looseness_on_record, measure_looseness
 from curvcert.results import hardware, versions

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from curvcert.picture_files import write_figure
 from curvcert.reporting.data import Breakdown, Curves, Histogram, ReportData
-from curvcert.reporting.digits import significant_ceil
+from curvcert.reporting.decimals import significant_ceil
 
 FORMATS = ("png", "svg")
 

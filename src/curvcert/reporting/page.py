@@ -16,7 +16,7 @@ from markupsafe import Markup
 from curvcert.errors import InvalidInput
 from curvcert.reporting.charts import accuracy_chart, bar_chart, ladder
 from curvcert.reporting.data import ReportData, Samples
-from curvcert.reporting.digits import (
+from curvcert.reporting.decimals import (
     ceil_to,
     decimals_for,
     floor_to,

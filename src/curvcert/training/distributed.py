@@ -213,7 +213,7 @@ class Ranks:
         return cast(list[T], found)
 
     def any(self, wanted: bool) -> bool:
-        """Tell whether any rank wants it."""
+        """Whether any rank wants it."""
         return any(self.gathered(wanted))
 
     def agreed(self, action: Callable[[], T]) -> T:

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from benchmarks import command_line
 from benchmarks.reproduce import EXPERIMENTS, Options, load_arrays
 from benchmarks.reproduce.anchored_depth import anchored_constants
-from benchmarks.reproduce.certificates_of_the_paper import paper_pair_curvature
 from benchmarks.reproduce.crc_vs_ccrc import against
 from benchmarks.reproduce.experiment import RADII, make_record
 from benchmarks.reproduce.keeping import keep_all
 from benchmarks.reproduce.models import ROUNDED, Subject, experiment_recipe, model_folder, on_digits
+from benchmarks.reproduce.paper_bounds import PaperBounds, paper_pair_curvature
 from benchmarks.reproduce.reproducing import keep
-from benchmarks.reproduce.table1 import better_seed
+from benchmarks.reproduce.table1 import of_seeds
 from benchmarks.reproduce.weights import KEPT_BELOW, described, keep_weights
 from curvcert.bounds.curvature.singla2020 import CRCOptions, crc_radii
 from curvcert.certificates import certify
@@ -143,7 +143,7 @@ def test_a_radius_of_the_mnist_network_is_the_recorded_one_or_larger() -> None:
     sample, arrays = load_mnist_sample(), load_arrays(RESULTS / "crc-vs-ccrc.npz")
     chosen = subject("MNIST-6F-ccrc-seed0", sample.as_float64()[:1], sample.labels[:1])
     pairs, others = against(chosen.network, int(chosen.y))
-    K = paper_pair_curvature(chosen.network).expand(len(others))
+    K = paper_pair_curvature(PaperBounds(chosen.network)).expand(len(others))
     found = crc_radii(pairs, chosen.x, -K, K, CRCOptions()).amin(dim=1)
     assert 1 - 1e-9 <= float(found) / float(arrays["paper"][0]) <= 1.01
 
@@ -151,8 +151,7 @@ def test_a_radius_of_the_mnist_network_is_the_recorded_one_or_larger() -> None:
 @pytest.mark.skipif("CURVCERT_DATA" not in os.environ, reason="needs CIFAR-10: CURVCERT_DATA names no folder")
 @pytest.mark.parametrize("model", ["6C2F", "Lip-3C1F"])
 def test_cifar_weights_certify_as_recorded(model: str) -> None:
-    figures = better_seed([row.figures for row in ROWS.values()], model, "ours")
-    assert figures is not None
+    figures = of_seeds([row.figures for row in ROWS.values()], model, "ours")[0]
     name = f"{model}-ours-seed{figures['seed']}"
     data, arrays = load_cifar10("test", download=False), load_arrays(RESULTS / figures["arrays"])
     chosen = subject(name, data.as_float64()[:SAMPLES], data.labels[:SAMPLES])

@@ -36,7 +36,7 @@ class CurvatureSearch:
     seed: int = 0
 
     def everywhere(self, starts: int = 16) -> Tensor:
-        """Return the largest second derivative found anywhere: one number, or one an output."""
+        """Return the largest second derivative found anywhere: one number, or one per output."""
         x = self._noise(starts, self._rows * starts)
         scale = torch.logspace(-1.5, 0.7, starts, dtype=torch.float64).repeat_interleave(self._rows)
         x = x * _column(scale, x)

@@ -170,6 +170,16 @@ def test_unrolled_is_never_above_compositional(seed) -> None:
     assert bool((unrolled <= compositional * (1 + 1e-9)).all())
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("p", "q"), [(1.0, 1.0), (2.0, 2.0), (INF, INF), (2.0, INF)])
+def test_unrolled_is_never_above_compositional_for_a_vector(seed, p, q) -> None:
+    network = feed_forward((4, 6, 5, 5, 3), TANH, seed=seed)
+    unrolled, recursion = (curvature(network, p, q, method=name).value for name in ("unrolled", "compositional"))
+    assert unrolled.shape == () and float(unrolled) <= float(recursion) * (1 + 1e-9)
+    logits = torch.stack([curvature(network, p, method="unrolled", logit=k).value for k in range(3)])
+    assert float(unrolled) >= float(logits.amax()) * (1 - 1e-9)
+
+
 def test_pair_folding_beats_the_factor_of_the_vector() -> None:
     network = feed_forward((4, 6, 5, 3), TANH)
     for p in (1.0, 2.0, INF):
@@ -226,8 +236,9 @@ def test_a_result_says_what_won_and_what_was_skipped() -> None:
     assert any("anchored" in reason for reason in everywhere.skipped)
     assert isinstance(curvature(network, at=x).scope, Anchor | Global)
     assert isinstance(curvature(network, at=x, radius=0.1, pair=(0, 1)).scope, Ball)
-    vector = curvature(network)
-    assert vector.method == "compositional" and {term.method for term in vector.per_layer} >= {"hadamard"}
+    recursion = curvature(network, method="compositional")
+    assert {term.method for term in recursion.per_layer} >= {"hadamard"}
+    assert curvature(network).method == "unrolled" and any("crc" in reason for reason in curvature(network).skipped)
     smallest = torch.stack(
         [curvature(network, pair="all", method=m).value for m in ("compositional", "unrolled", "crc")]
     ).amin(0)
@@ -249,7 +260,7 @@ def test_refusals() -> None:
     with pytest.raises(InvalidInput, match="Unknown method"):
         curvature(network, method="magic")
     with pytest.raises(InvalidInput, match="scalar"):
-        curvature(network, method="unrolled")
+        curvature(network, method="crc")
     with pytest.raises(InvalidInput, match="no radius"):
         curvature(network, method="anchored", at=torch.zeros(1, 4), radius=0.1)
     with pytest.raises(UnsupportedNorm, match="p = q = 2"):

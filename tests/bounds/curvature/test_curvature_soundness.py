@@ -72,6 +72,7 @@ def check_vector(network: Network, p: float, q: float) -> None:
         if name == "product" or (p == q == 2 and name != "contraction"):
             assert_above(curvature(network, p, q, Compositional([name])).value, found, name)
     assert_above(curvature(network, p, q, "compositional").value, found, "compositional")
+    assert_above(curvature(network, p, q, "unrolled").value, found, "unrolled")
     assert_above(curvature(network, p, q, "anchored", at=x).value, search.from_anchors(x, 4), "anchored")
 
 

@@ -4,13 +4,13 @@ from curvcert.bounds.curvature.blocks import BLOCK_BOUNDS, block_curvature, scal
 from curvcert.bounds.curvature.portfolio import (
     CRC,
     CURVATURE_METHODS,
-    AbstractCurvatureMethod,
     AnchoredCurvature,
     Compositional,
     LocalCurvature,
     Unrolled,
     curvature,
 )
+from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod
 
 __all__ = [
     "BLOCK_BOUNDS",

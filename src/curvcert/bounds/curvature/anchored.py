@@ -43,7 +43,7 @@ from curvcert.propagation.analysis import AtPoints, OverBalls
 from curvcert.propagation.covectors import activation_gradients
 from curvcert.propagation.hessians import weighted_bilinear
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import gamma, inflate, next_down, next_up
+from curvcert.rounding import Upper, least, next_down, next_up, total
 
 
 def anchored_curvature_bound(problem: Problem, terms: Mapping[int, Tensor] | None = None) -> Bound:
@@ -67,14 +67,14 @@ def _bound(problem: Problem, everywhere: Mapping[int, Tensor], terms: Mapping[in
     per_layer = []
     for step in steps:
         before = [found[source] for source in step.unit.sources]
-        reach = step.omega * _column(step.anchored, step.omega)
+        reach = Upper(step.omega) * _column(step.anchored, step.omega)
         grown = [
             composed(step.unit, before, constant, problem, step.last) for constant in (step.lipschitz, step.growth)
         ]
-        first = grown[0] + _column(step.jacobian, step.omega) * reach
-        second = grown[1] + step.prefix * reach
+        first = reach * _column(step.jacobian, step.omega) + grown[0]
+        second = reach * step.prefix + grown[1]
         # The second recursion is about slopes at x, and may lose to the global constant where a block contracts.
-        K = torch.minimum(inflate(torch.minimum(first, second), gamma(16)), everywhere[step.unit.output])
+        K = torch.minimum(least(first, second).bound, everywhere[step.unit.output])
         found[step.unit.output] = K
         per_layer.append(LayerTerm(step.unit.block.name, "prefix", K, "anchored"))
     if problem.scalars:
@@ -135,10 +135,10 @@ def anchored_constants(block: Block, z: Computed) -> Tensor:
     """
     delta = z.error.sqrt()
     lower, upper = anchored_curvature_range(block.activation, z.value)
-    far = torch.maximum(lower.abs(), upper.abs()) + 2 * block.activation.curvature_c * delta
-    width = inflate(delta + z.error, gamma(8))
+    far = Upper(delta, 1) * (2 * block.activation.curvature_c) + torch.maximum(lower.abs(), upper.abs())
+    width = (Upper(delta, 1) + z.error).bound
     near = second_derivative_range(block.activation, next_down(z.value - width), next_up(z.value + width))
-    largest = torch.maximum(inflate(far, gamma(8)), torch.maximum(near[0].abs(), near[1].abs()))
+    largest = torch.maximum(far.bound, torch.maximum(near[0].abs(), near[1].abs()))
     return largest.clamp(max=block.activation.curvature_c)
 
 
@@ -153,12 +153,12 @@ def _anchored_block_curvature(block: Block, constants: Tensor, problem: Problem,
     if last and problem.scalars:
         return weighted_bilinear(W, constants, _rows_of(block.G), p, norms)
     G = problem.final_norm(block.G, norms) if last else norms.norm(block.G, p, p)
-    weights = inflate(constants * norms.row_norms(W, conjugate(p)), 0.0)
-    inner = norms.norm(W, p, p) * weights.flatten(1).amax(dim=1)
+    weights = (Upper(norms.row_norms(W, conjugate(p))) * constants).bound
+    inner = (Upper(norms.norm(W, p, p)) * weights.flatten(1).amax(dim=1)).bound
     if p == 2:
         inner = torch.minimum(inner, weighted_norm_upper_bound(W, weights, 2, norms))
         inner = torch.minimum(inner, _weighted_hadamard(W, constants.flatten(1), norms))
-    return inflate(G * inner, gamma(8))
+    return (Upper(G) * inner).bound
 
 
 def _weighted_hadamard(W: AbstractLinearMap, c: Tensor, norms: NormBounds) -> Tensor:
@@ -166,29 +166,29 @@ def _weighted_hadamard(W: AbstractLinearMap, c: Tensor, norms: NormBounds) -> Te
 
     For a nonnegative matrix M and any v > 0, :math:`\lambda_{max}(M) \le \max_i (Mv)_i / v_i`.
     """
-    plain = inflate(c.amax(dim=1) * norms.hadamard(W), 0.0)
+    plain = (Upper(c.amax(dim=1)) * norms.hadamard(W)).bound
     if not norms.gram_fits(W.out_size) or W.out_size > 4096:
         return plain
     B, error = norms.gram(W)
-    M = inflate((B.abs() + error).square(), gamma(4))
+    M = (Upper(B.abs()) + error).square()
     v = torch.ones_like(c)
     for _ in range(20):
-        v = c * ((c * v) @ M) + 1e-9
+        v = c * ((c * v) @ M.value) + 1e-9
         v = v / v.amax(dim=1, keepdim=True)
     v = v.clamp(min=1e-12)
-    quotients = c * ((c * v) @ M) / v
-    return torch.minimum(plain, inflate(quotients.amax(dim=1), gamma(len(B) + 16)).sqrt())
+    quotients = (Upper(c) * v @ M) * c / v
+    return torch.minimum(plain, quotients.amax(1).root().bound)
 
 
 def _rows_of(G: AbstractLinearMap) -> Tensor:
     eye = torch.eye(G.out_size, dtype=torch.float64, device=G.device).reshape(-1, *G.out_shape)
-    return inflate(G.adjoint(eye).abs() + image_error(G.T, eye), gamma(4))
+    return (Upper(G.adjoint(eye).abs()) + image_error(G.T, eye)).bound
 
 
 def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step], terms: Mapping[int, Tensor]) -> Tensor:
     """Bound the unrolled sum with the gradients at x; each layer by its global term where that is less."""
     covectors = points.gradients_of()
-    total = torch.zeros(len(problem.anchor), problem.network.outputs, dtype=torch.float64, device=problem.anchor.device)
+    found = [problem.anchor.new_zeros(len(problem.anchor), problem.network.outputs)]
     for step in steps:
         unit = step.unit.activated
         if unit is None:
@@ -196,8 +196,8 @@ def _weighed_by_gradient(problem: Problem, points: OverBalls, steps: list[Step],
         term, block = terms[unit.hidden], unit.block
         if covectors is not None and step.constants is not None:
             u, drift = activation_gradients(block, covectors[unit.output], problem.p, problem.norms)
-            sizes = inflate(u + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2)), 0.0)
-            bilinear = weighted_bilinear(block.W, step.constants, sizes, problem.p, problem.norms)
-            term = torch.minimum(term, inflate(bilinear * step.prefix * step.anchored[:, None], gamma(8)))
-        total = total + term
-    return inflate(total, gamma(2 * len(steps) + 8))
+            sizes = Upper(u) + drift.reshape(*drift.shape, *(1,) * (u.dim() - 2))
+            bilinear = weighted_bilinear(block.W, step.constants, sizes.bound, problem.p, problem.norms)
+            term = torch.minimum(term, (Upper(bilinear) * step.prefix * step.anchored[:, None]).bound)
+        found.append(term.expand_as(found[0]))
+    return total(found).bound

@@ -25,7 +25,7 @@ from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Conv2d, Dense, Diagonal, Identity
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
 from curvcert.operators.norm_rule import AbstractNorms, R
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, least
 
 _EXPONENTS = (0.5, 0.75)
 
@@ -53,7 +53,7 @@ def block_curvature_contraction(block: Block, p: float, q: float, norms: Abstrac
     form = contraction_form(block, norms)
     if form is None:
         raise UnsupportedBlock(f"{block.name}: the contraction bound needs a block A (x - W' D phi(W x + b)), D >= 0.")
-    return inflate(block.activation.curvature_c * form, 0.0)
+    return (Upper(form) * block.activation.curvature_c).bound
 
 
 def contraction_form(block: Block, norms: AbstractNorms[R]) -> Tensor | None:
@@ -63,11 +63,11 @@ def contraction_form(block: Block, norms: AbstractNorms[R]) -> Tensor | None:
         return None
     d, W = form.weights, block.W
     values = [
-        norm_of_weighted(M, W, norms) * _hadamard_of_weighted(_quotient_roots(d, M), W, norms) for M in _diagonals(d, W)
+        Upper(norm_of_weighted(M, W, norms)) * _hadamard_of_weighted(_quotient_roots(d, M), W, norms)
+        for M in _diagonals(d, W)
     ]
-    inner = torch.stack(values).amin()
-    outer = 1.0 if isinstance(form.outer, Identity) else norms.norm(form.outer, 2, 2)
-    return inflate(outer * inner, gamma(8))
+    inner = least(*values)
+    return (inner if isinstance(form.outer, Identity) else inner * norms.norm(form.outer, 2, 2)).bound
 
 
 def _diagonals(d: Tensor, W: AbstractLinearMap) -> list[Tensor]:
@@ -92,8 +92,7 @@ def _row_lengths(W: AbstractLinearMap) -> Tensor | None:
 
 def _quotient_roots(d: Tensor, M: Tensor) -> Tensor:
     """Return the roots of d / M, rounded up, 0 where d is 0."""
-    quotients = torch.where(d > 0, d / torch.where(M > 0, M, 1.0), 0.0)
-    return inflate(quotients.sqrt(), 8 * UNIT_ROUNDOFF)
+    return (Upper(torch.where(d > 0, d, 0.0)) / torch.where(M > 0, M, 1.0)).root().bound
 
 
 def _hadamard_of_weighted(roots: Tensor, W: AbstractLinearMap, norms: AbstractNorms[R]) -> Tensor:
@@ -105,5 +104,4 @@ def _hadamard_of_weighted(roots: Tensor, W: AbstractLinearMap, norms: AbstractNo
     V = folded(roots, W)
     if V is None:
         return norms.hadamard(Diagonal(roots.expand(W.out_shape), W.out_shape) @ W)
-    size = absolute_norm_upper_bound(V)
-    return inflate(norms.hadamard(V) + 5 * UNIT_ROUNDOFF * size * size, gamma(4))
+    return (Upper(absolute_norm_upper_bound(V)).square() * (5 * UNIT_ROUNDOFF) + norms.hadamard(V)).bound

@@ -17,7 +17,7 @@ from curvcert.operators.magnitudes import image_error
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.rows import basis_vectors
 from curvcert.propagation.gradient_intervals import Interval
-from curvcert.rounding import UNIT_ROUNDOFF, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper
 
 BlockBound = Callable[[Block, float, float, AbstractNorms[R]], Tensor]
 
@@ -83,7 +83,7 @@ def scalar_block_curvatures(block: Block, p: float, norms: AbstractNorms[R]) -> 
     >>> round(float(value), 6) == round(9 * 4 / 27**0.5, 6)
     True
     """
-    return block.activation.curvature_c * scalar_block_forms(block, p, norms)
+    return (Upper(scalar_block_forms(block, p, norms)) * block.activation.curvature_c).bound
 
 
 def scalar_block_forms(block: Block, p: float, norms: AbstractNorms[R], side: Side = "both") -> Tensor:
@@ -94,11 +94,13 @@ def scalar_block_forms(block: Block, p: float, norms: AbstractNorms[R], side: Si
     rows = block.G.adjoint(basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
     if side == "both":
         return norms.bilinear(block.W, outward_size(block, rows), p)
-    error = inflate(outward_size(block, rows) - rows.abs(), 0.0) + 2 * UNIT_ROUNDOFF * rows.abs()
+    off = image_error(block.G.T, basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G)).detach()
+    # The ends round once each, by a part of what they are.
+    error = (Upper(off) + Upper(rows.abs()) * (2 * UNIT_ROUNDOFF) + Upper(off) * (2 * UNIT_ROUNDOFF)).bound
     return norms.bilinear(block.W, Interval(rows - error, rows + error).weights(block.activation, side), p)
 
 
 def outward_size(block: Block, rows: Tensor) -> Tensor:
     """Return |rows| of G plus what computing them as images of basis vectors may have rounded off."""
     error = image_error(block.G.T, basis_vectors(block.G.out_shape, 0, block.G.out_size, block.G))
-    return rows.abs() + error.detach()
+    return (Upper(rows.abs()) + error.detach()).bound

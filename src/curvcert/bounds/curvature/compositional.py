@@ -30,7 +30,7 @@ from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper
 
 
 def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None = None) -> R:
@@ -60,7 +60,7 @@ def _recursion(
         omega, name = last_or_inner_curvature(unit, problem, norms, block_bounds, last)
         before = [found[source] for source in unit.sources]
         grown = composed(unit, before, unit_lipschitz(unit, problem, norms, last), problem, last, norms)
-        K = found[unit.output] = inflate(omega * L * L + grown, gamma(8))
+        K = found[unit.output] = (Upper(omega) * L * L + grown).bound
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
     return found, per_layer
 

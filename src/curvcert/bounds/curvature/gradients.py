@@ -27,6 +27,7 @@ from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
+from curvcert.bounds.types import Global
 from curvcert.network import Block
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
@@ -36,7 +37,7 @@ from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
 
 _CHAIN_ELEMENTS = 2**23
 """Basis vectors of a map's smaller end, in numbers at its widest, up to which it is bounded as one map."""
@@ -68,8 +69,20 @@ def gradient_sizes(problem: Problem, norms: AbstractNorms[R]) -> dict[int, Tenso
 
 
 def gradient_bounds(problem: Problem, norms: AbstractNorms[R]) -> dict[int, GradientBound]:
-    """Return bounds on the gradient of each scalar output, by the number of each activation."""
+    r"""Return bounds on the gradient of each scalar output, by the number of each activation.
+
+    Outputs that are one vector have one row, that of all :math:`w \cdot f` with :math:`\|w\|_{q^*} \le 1`: its size is
+    at most :math:`\|\partial f/\partial a_k\|_{p \to q}`, and an entry the q-norm of those of all outputs.
+    """
     sizes, network = _GradientSizes(problem, norms, unit_lipschitz), problem.network
+    if not problem.scalars:
+        rows = Problem(network, problem.p, problem.p, Global(), scalars=True, norms=problem.norms)
+        found = {}
+        for hidden, each in gradient_bounds(rows, norms).items():
+            size, behind = sizes.activations[hidden].reshape(1), sizes.behind(sizes.unit(hidden))
+            whole = norm_upper_bound_of_vectors(each.entries, problem.q, 0)[None].clamp(max=float(size))
+            found[hidden] = GradientBound(size, Interval(-whole, whole), None if behind is None else behind.reshape(1))
+        return found
     eye = torch.eye(network.outputs, dtype=torch.float64, device=network.device)
     eye = eye.reshape(network.outputs, *network.out_shape)
     # The norm of column l of A bounds the l-th entry of A'w: |(A'w)_l| <= ||A_:l||_p ||w||_{p*}.
@@ -114,6 +127,10 @@ class _GradientSizes(Generic[R]):
             len(unit.sources) == len(self._readers[unit.sources[0]]) == 1 for unit in self._units
         )
 
+    def unit(self, hidden: int) -> ActivatedUnit:
+        """Return the unit of an activation."""
+        return self._bent[hidden]
+
     def behind(self, unit: ActivatedUnit) -> Tensor | None:
         """Bound the gradient with respect to the output of a residual block that is not the last."""
         return self._of_value(unit.output) if unit.is_residual and unit.output != self._end else None
@@ -125,7 +142,7 @@ class _GradientSizes(Generic[R]):
         for unit in self._bent.values():
             found[unit.hidden] = self.activations[unit.hidden]
             if unit.z not in ends:
-                found[unit.z] = _steepest(unit.block) * found[unit.hidden]
+                found[unit.z] = (Upper(found[unit.hidden]) * _steepest(unit.block)).bound
         if not self._plain:
             found |= {value: self._of_value(value) for value in ends - {0, self._end} if value not in found}
         return found
@@ -134,12 +151,12 @@ class _GradientSizes(Generic[R]):
         """Return gamma_k, given those of later units."""
         block, hidden = unit.block, unit.hidden
         if unit.output == self._end:
-            return inflate(self._problem.final_norm(block.G, self._norms), 0.0)
+            return self._problem.final_norm(block.G, self._norms)
         candidates = []
         if not block.is_residual and not isinstance(block.G, Identity):
             candidates.append(self._sent_back(unit.output, block.G))
         if isinstance(block.G, Identity) or not self._plain:
-            candidates.append(self._norm(block.G) * self._of_value(unit.output))
+            candidates.append((Upper(self._norm(block.G)) * self._of_value(unit.output)).bound)
         passed = None if self._plain else self._passed(unit)
         later = self._levels[1 + next(place for place, level in enumerate(self._levels) if hidden in level) :]
         candidates.append(self._sum((hidden,), later, passed))
@@ -164,24 +181,24 @@ class _GradientSizes(Generic[R]):
     def _sum(self, starts: Level, later: Sequence[Level], passed: dict[int, Tensor] | None) -> Tensor:
         """Return the sum over paths to the output from activations of one level, as one vector."""
         network = self._problem.network
-        total = torch.zeros(network.outputs, dtype=torch.float64, device=network.device)
+        outputs = (network.outputs,) if self._problem.scalars else ()
+        parts: list[Upper | Tensor] = [torch.zeros(outputs, dtype=torch.float64, device=network.device)]
         for level in later:
             paths = {j: path for j in level if (path := self._path(self._bent[j].z, starts)) is not None}
             if not paths:
                 continue
-            share, rests = torch.zeros_like(total), list[AbstractLinearMap]()
-            for j, path in paths.items():
-                unit = self._bent[j]
-                rho = rest_slope(unit.block.activation)
-                share = share + rho * self._link(path, unit, passed) * self.activations[j]
-                rests.append(rho * path)
+            slopes = {j: rest_slope(self._bent[j].block.activation) for j in paths}
+            rests = [slopes[j] * path for j, path in paths.items()]
+            share = total(
+                self._link(path, self._bent[j], passed) * slopes[j] * self.activations[j] for j, path in paths.items()
+            )
             if len(rests) > 1 and level in self._of_level and (passed is None or all(map(_is_small, rests))):
-                share = torch.minimum(share, self._norm(on_top_of_each_other(rests)) * self._of_level[level])
-            total = total + share
+                share = least(share, Upper(self._norm(on_top_of_each_other(rests))) * self._of_level[level])
+            parts.append(share)
         end = self._path(self._end, starts)
-        total = total if end is None else total + self._problem.final_norm(end, self._norms)
-        # A path through the sum rounds three times per unit; the final slack alone would not cover deep networks.
-        return inflate(total, gamma(8 * len(self._units) + 8))
+        if end is not None:
+            parts.append(self._problem.final_norm(end, self._norms))
+        return total(parts).bound
 
     def _path(self, target: int | None, starts: Level) -> AbstractLinearMap | None:
         """Return the path map to a value from activations side by side, or None where there is none."""
@@ -202,25 +219,25 @@ class _GradientSizes(Generic[R]):
 
     def _sent_back(self, value: int, G: AbstractLinearMap | None) -> Tensor:
         """Bound what all readers of a value send back to it, or through G to what is in front of G."""
-        sent = [self._sent(unit, place, G) for unit, place in self._readers[value]]
-        return inflate(torch.stack(sent).sum(dim=0), gamma(2 * len(sent) + 8))
+        return total(self._sent(unit, place, G) for unit, place in self._readers[value]).bound
 
-    def _sent(self, unit: AbstractUnit, place: int, G: AbstractLinearMap | None) -> Tensor:
+    def _sent(self, unit: AbstractUnit, place: int, G: AbstractLinearMap | None) -> Upper:
         bent, last = unit.activated, unit.output == self._end
         if bent is None:
             part = _through(unit.terms[place] if unit.terms else unit.H, G)
             if last:
-                return self._problem.final_norm(part, self._norms)
-            return self._norm(part) * self._of_value(unit.output)
-        block, steep = bent.block, _steepest(bent.block) * self.activations[bent.hidden]
+                return Upper(self._problem.final_norm(part, self._norms))
+            return Upper(self._norm(part)) * self._of_value(unit.output)
+        block, steep = bent.block, Upper(self.activations[bent.hidden]) * _steepest(bent.block)
         if not block.is_residual:
-            return self._norm(_through(bent.maps[place], G)) * steep
-        whole = self._of_unit(unit) if last else self._of_unit(unit) * self._of_value(unit.output)
+            return steep * self._norm(_through(bent.maps[place], G))
+        whole = Upper(self._of_unit(unit))
+        whole = whole if last else whole * self._of_value(unit.output)
         if G is not None:
             return whole * self._norm(G)
-        skip = self._problem.final_norm(block.H, self._norms) if last else self._norm(block.H)
+        skip = Upper(self._problem.final_norm(block.H, self._norms) if last else self._norm(block.H))
         skip = skip if last else skip * self._of_value(unit.output)
-        return torch.minimum(whole, self._norm(block.W) * steep + skip)
+        return least(whole, steep * self._norm(block.W) + skip)
 
     def _passed(self, unit: ActivatedUnit) -> dict[int, Tensor]:
         """Bound how far later values move for a unit of an activation, by the constants of the blocks between."""
@@ -232,14 +249,13 @@ class _GradientSizes(Generic[R]):
                 found[later.output] = composed(later, moved, constant, self._problem, False, self._norms)
         return found
 
-    def _link(self, reach: AbstractLinearMap, unit: ActivatedUnit, passed: dict[int, Tensor] | None) -> Tensor:
+    def _link(self, reach: AbstractLinearMap, unit: ActivatedUnit, passed: dict[int, Tensor] | None) -> Upper:
         """Bound the norm of a path map: as one map, or by `passed` where that is large, and W behind it."""
         if passed is None:
-            return self._norm(reach)
+            return Upper(self._norm(reach))
         parts = zip(unit.sources, unit.maps, strict=True)
-        products = [self._norm(W) * passed[source] for source, W in parts if source in passed]
-        product = torch.stack(products).sum(dim=0)
-        return torch.minimum(self._norm(reach), product) if _is_small(reach) else product
+        product = total(Upper(self._norm(W)) * passed[source] for source, W in parts if source in passed)
+        return least(self._norm(reach), product) if _is_small(reach) else product
 
     def _of_unit(self, unit: AbstractUnit) -> Tensor:
         if unit.output not in self._constants:

@@ -18,8 +18,9 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import SIDES, Ball, Bound, LayerTerm
 from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
+from curvcert.propagation.gradient_intervals import Interval
 from curvcert.propagation.hessians import curvature_term
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import total
 
 
 def local_curvature_bound(problem: Problem) -> Bound:
@@ -28,7 +29,8 @@ def local_curvature_bound(problem: Problem) -> Bound:
     if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
     bound = _from_side(problem)
-    if problem.side != "both" or problem.p != 2 or not bends_unevenly(problem):
+    uneven = not problem.network.has_constants or bends_unevenly(problem)
+    if problem.side != "both" or problem.p != 2 or not uneven:
         return bound
     # In l2 the norm of a second derivative is the larger of its two sides.
     sides = [_from_side(replace(problem, side=side)).value for side in SIDES[1:]]
@@ -36,8 +38,11 @@ def local_curvature_bound(problem: Problem) -> Bound:
 
 
 def _from_side(problem: Problem) -> Bound:
-    everywhere = {hidden: term.value for hidden, term in unrolled_terms(problem).items()}
-    gradients = gradient_bounds(problem, problem.norms)
+    everywhere: dict[int, Tensor] = {}
+    gradients: dict[int, GradientBound] = {}
+    if problem.network.has_constants:
+        everywhere = {hidden: term.value for hidden, term in unrolled_terms(problem).items()}
+        gradients = gradient_bounds(problem, problem.norms)
     return in_pieces(lambda part: _bound(part, everywhere, gradients), problem)
 
 
@@ -47,14 +52,16 @@ def _bound(problem: Problem, everywhere: dict[int, Tensor], gradients: dict[int,
     if covectors is None:
         raise InvalidInput("The local curvature bound needs a derivative of every block.")
     prefixes = _prefixes(problem, balls)
-    total, per_layer = torch.zeros_like(covectors[0].drift), []
+    terms, per_layer = [torch.zeros_like(covectors[0].drift)], []
+    inf = torch.full((), torch.inf).to(terms[0])
     for unit in problem.network.activated:
-        behind, most = covectors[unit.output], gradients[unit.hidden].interval
-        here = curvature_term(balls, unit, prefixes.__getitem__, behind, most, problem.side)
-        value = torch.minimum(here, everywhere[unit.hidden])
-        total = total + value
+        known, term = gradients.get(unit.hidden), everywhere.get(unit.hidden, inf)
+        most = Interval(-inf, inf) if known is None else known.interval
+        here = curvature_term(balls, unit, prefixes.__getitem__, covectors[unit.output], most, problem.side)
+        value = torch.minimum(here, term)
+        terms.append(value)
         per_layer.append(LayerTerm(unit.block.name, "term", value, "local"))
-    K, network = problem.shaped(inflate(total, gamma(8 * len(problem.network.units)))), problem.network
+    K, network = problem.shaped(total(terms).bound), problem.network
     found = problem.norms.result(K, problem.p, problem.q, problem.scope, "local", tuple(per_layer), network.assumes)
     return replace(found, side=problem.side)
 

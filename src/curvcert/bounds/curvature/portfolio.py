@@ -12,17 +12,13 @@ from curvcert.bounds.curvature.compositional import compositional_bound
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
 from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
-from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound, Side
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
-
-
-class AbstractCurvatureMethod(AbstractMethod):
-    """A way to bound the Lipschitz constant of a network's Jacobian."""
 
 
 @final
@@ -54,8 +50,8 @@ class Unrolled(AbstractCurvatureMethod):
     name: str = "unrolled"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
-        """Apply to scalar outputs."""
-        return None if problem.scalars else "unrolled: needs a scalar output, a pair or a logit"
+        """Apply always."""
+        return None
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -100,7 +96,9 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
-        everywhere += [] if both is problem else [unrolled_bound(problem), compositional_bound(problem, problem.norms)]
+        # Those of scalars from both sides are in it, term by term.
+        everywhere += [] if both is problem and problem.scalars else [unrolled_bound(problem)]
+        everywhere += [] if both is problem else [compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)
 
@@ -126,6 +124,10 @@ class LocalCurvature(AbstractCurvatureMethod):
 CURVATURE_METHODS: dict[str, AbstractCurvatureMethod] = {
     method.name: method for method in (Compositional(), Unrolled(), CRC(), AnchoredCurvature(), LocalCurvature())
 }
+
+
+MOST_WORK = 5e7
+"""What a search for LipSDP's multipliers may take on: a second or two, see `LipSDP.most_work`."""
 
 
 def curvature(
@@ -166,16 +168,17 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    return curvature_of(make_problem(network, p, q, at, radius, pair, logit, side), method)
+    problem = make_problem(network, p, q, at, radius, pair, logit, side)
+    return curvature_of(replace(problem, most_work=MOST_WORK), method)
 
 
 def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:
     """Answer a question that was made before: norms that it knows from others are not computed again."""
     problem.network.require_smooth()
+    methods = applying(CURVATURE_METHODS.values(), problem, LocalCurvature.name)
     # An affine map's curvature is 0 exactly; any other 0 would be an underflow.
     floor = TINY if any(isinstance(node, ElementwiseNode) for node in problem.network.nodes) else 0.0
     one = chosen(method, CURVATURE_METHODS, AbstractCurvatureMethod)
     if one is not None:
         return run(one, problem, floor)
-    methods = CURVATURE_METHODS.values()
     return least([*run_all(methods, problem, floor), *through_l2(methods, problem, floor, order=2)], methods, problem)

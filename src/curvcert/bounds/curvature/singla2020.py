@@ -34,7 +34,7 @@ from curvcert.operators.magnitudes import image_error
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, norm_upper_bound_of_vectors, total
 
 _EIGEN_SIZE = 4096
 
@@ -68,28 +68,25 @@ def crc_eigenvalue_bounds(problem: Problem) -> tuple[Tensor, Tensor, tuple[Layer
     blocks = [unit.block for unit in problem.network.activated]
     if len(blocks) == 1:
         return _one_hidden_layer(blocks[0], problem)
-    norms, r = problem.norms, torch.ones((), dtype=torch.float64, device=problem.network.device)
+    norms, r = problem.norms, Upper(torch.ones((), dtype=torch.float64, device=problem.network.device))
     gradients = _gradients(problem)
-    lower = upper = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    per_layer, before = [], None
+    lowers, uppers, per_layer, before = list[Tensor](), list[Tensor](), list[LayerTerm](), None
     for k, block in enumerate(blocks):
         link = block.W if before is None else block.W @ before
         size, act = norms.spectral(link), block.activation
-        bent = [act.curvature_c * gradients[k].weights(act, side) for side in SIDES[1:]]
-        top, bottom = (
-            _least_form(link, inflate(weights, 4 * UNIT_ROUNDOFF), size, problem) * r * r for weights in bent
-        )
-        lower, upper = lower - inflate(bottom, gamma(8)), upper + inflate(top, gamma(8))
+        bent = [(Upper(gradients[k].weights(act, side)) * act.curvature_c).bound for side in SIDES[1:]]
+        top, bottom = ((Upper(_least_form(link, weights, size, problem)) * r * r).bound for weights in bent)
+        lowers.append(bottom)
+        uppers.append(top)
         per_layer.append(LayerTerm(block.name, "term", torch.maximum(top, bottom), "crc"))
-        r, before = max(map(abs, act.slope)) * r * size, block.G
-    slack = gamma(64)
-    return lower * (1 + slack), upper * (1 + slack), tuple(per_layer)
+        r, before = r * size * max(map(abs, act.slope)), block.G
+    return -total(lowers).bound, total(uppers).bound, tuple(per_layer)
 
 
 def _least_form(W: AbstractLinearMap, weights: Tensor, size: Tensor, problem: Problem) -> Tensor:
     """Bound the largest eigenvalue of W' diag(w) W for each row of weights: by the largest of them, and by itself."""
-    by_largest = inflate(weights.flatten(1).amax(dim=1) * size * size, gamma(4))
-    return torch.minimum(by_largest, problem.norms.bilinear(W, weights, 2))
+    by_largest = Upper(weights.flatten(1).amax(dim=1)) * size * size
+    return torch.minimum(by_largest.bound, problem.norms.bilinear(W, weights, 2))
 
 
 def _gradients(problem: Problem) -> list[Interval]:
@@ -124,11 +121,12 @@ def _weighted_eigenvalues(W: AbstractLinearMap, weights: Tensor, problem: Proble
     if W.in_size > _EIGEN_SIZE:
         return problem.norms.bilinear(W, weights.clamp(min=0.0).reshape(-1, *W.out_shape), 2)
     matrix, off = tracked_matrix(W, problem.norms.quick_spectral)
-    size = inflate(torch.linalg.vector_norm(matrix), gamma(matrix.numel() + 4))
+    size = norm_upper_bound_of_vectors(matrix.flatten(), 2, 0)
     # |M' P M - W' P W| for |M - W| <= off, and the two products' own rounding.
-    error = weights.abs().amax(dim=1) * (gamma(2 * W.out_size + 4) * size * size + off * (2 * size + off))
+    apart = Upper(size) * size * gamma(2 * W.out_size + 4) + Upper(off) * (Upper(2 * size) + off)
+    error = (apart * weights.abs().amax(dim=1)).bound
     pieces = [
-        largest_eigenvalues_upper_bound((matrix.T @ (row[:, None] * matrix))[None], inflate(e, gamma(8))[None])
+        largest_eigenvalues_upper_bound((matrix.T @ (row[:, None] * matrix))[None], e[None])
         for row, e in zip(weights, error, strict=True)
     ]
     return torch.cat(pieces)
@@ -205,11 +203,11 @@ def _dual_lower_bound(
     g, drift = covectors[0].value.flatten(2)[index, row], covectors[0].drift[index, row]
     distance = (point - start).flatten(1)
     slope = distance - eta[:, None] * g
-    slope_size = inflate(torch.linalg.vector_norm(slope, dim=1), gamma(slope.shape[1] + 8))
-    slope_size = slope_size + eta * drift + 4 * UNIT_ROUNDOFF * (distance.abs() + eta[:, None] * g.abs()).sum(dim=1)
+    rounding = (Upper(g.abs()) * eta[:, None] + distance.abs()).sum(1) * (4 * UNIT_ROUNDOFF)
+    slope_size = Upper(drift) * eta + norm_upper_bound_of_vectors(slope, 2, 1) + rounding
     squared = 0.5 * distance.square().sum(dim=1) * (1 - gamma(distance.shape[1] + 8))
     # Strong convexity 1 - eta M, rounded down: eta is at most (1 - 1e-9) / M, so that this stays positive.
-    convexity = 1 - inflate(eta * M, 0.0) - 2 * UNIT_ROUNDOFF
-    gain = inflate(slope_size.square() / (2 * convexity), gamma(16))
+    convexity = 1 - (Upper(eta) * M).bound - 2 * UNIT_ROUNDOFF
+    gain = (slope_size.square() / (2 * convexity)).bound
     value = squared - eta * f_above - gain
     return value - gamma(16) * (squared + (eta * f_above).abs() + gain), f

@@ -12,12 +12,18 @@ most the least of
 
 1/r = (1 - 2/p)+, and on chains at p = 2, with the LipSDP recursion's :math:`S_k = W_k X_k^{-1} W_k^T`,
 :math:`c\,\gamma_k \sqrt{\lambda_{max}(S_k^{\circ 2})}` and
-:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  A block A (x - W' D phi(Wx + b)) of a network with skips has
-its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.  From one side
-:math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, takes the place of :math:`c \bar u_{kl}`.
+:math:`c\,\lambda_{max}(\bar U^{1/2} S_k \bar U^{1/2})`.  Where a search for LipSDP's best multipliers is asked for, the
+last also has their :math:`S_k`, found for these very weights, on every graph.  A block A (x - W' D phi(Wx + b)) of a
+network with skips has its own form (`block_contraction.py`), which the gradient behind the block weighs instead of u.
+From one side :math:`\max(\pm u_{kl} \phi'', 0)`, over all that both can be, takes the place of
+:math:`c \bar u_{kl}`.
 For feed-forward
 networks with G = I inside, never above the compositional bound with the read-out folded.  Where :math:`\phi''` does
 not exist everywhere the same holds for differences of gradients, since :math:`\phi'` is Lipschitz.
+
+Outputs that are one vector have :math:`\|Df(x) - Df(y)\|_{p \to q}`, the largest of all :math:`w \cdot f` with
+:math:`\|w\|_{q^*} \le 1`.  For all of these at once :math:`\|u_k\|_{p^*} \le \|\partial f/\partial a_k\|_{p \to q}`,
+and :math:`\bar u_{kl}` is the q-norm of its bounds for the single outputs.
 """
 
 import math
@@ -27,9 +33,11 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.block_contraction import contraction_form
+from curvcert.bounds.curvature.blocks import block_curvature
 from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import growth
+from curvcert.bounds.lipschitz.lipsdp import weighted_reaches
 from curvcert.bounds.lipschitz.lipsdp_recursion import (
     Metric,
     has_room,
@@ -45,7 +53,7 @@ from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
 
 CANDIDATES = (
     "gradient norm",
@@ -53,16 +61,18 @@ CANDIDATES = (
     "gradient, pre-activations",
     "gradient norm, lipsdp",
     "gradient entries, lipsdp",
+    "gradient entries, multipliers",
     "gradient behind the block",
+    "last block",
 )
 """The bounds on a term, of which the least counts."""
 
 
 def unrolled_bound(problem: Problem) -> Bound:
-    """Bound the curvature of scalar outputs by a sum over layers."""
+    """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
     per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
-    if problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
+    if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
         # In l2 the norm of a second derivative is the larger of its two sides.
         sides = [_total(replace(problem, side=side)) for side in SIDES[1:]]
         total = torch.minimum(total, torch.maximum(*sides))
@@ -93,15 +103,15 @@ def bends_unevenly(problem: Problem) -> bool:
 
 
 def _total(problem: Problem) -> Tensor:
-    terms = unrolled_terms(problem).values()
-    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    for term in terms:
-        total = total + term.value
-    return inflate(total, gamma(2 * len(terms) + 8))
+    nothing = torch.zeros(
+        problem.network.outputs if problem.scalars else 1, dtype=torch.float64, device=problem.network.device
+    )
+    found = total([nothing, *(term.value for term in unrolled_terms(problem).values())]).bound
+    return found if problem.scalars else found[0]
 
 
 def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
-    """Return the term of every activation by its number, one value an output, and the bound that won most.
+    """Return the term of every activation by its number, one value per output, and the bound that won most.
 
     Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
     """
@@ -111,23 +121,29 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
     prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
+    weighed = {
+        unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
+        for unit in problem.network.activated
+    }
+    reaches = weighted_reaches(problem, weighed)
     found = {}
     for unit in problem.network.activated:
         block = unit.block
-        gradient, metric = gradients[unit.hidden], metrics.get(unit.hidden)
+        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), weighed[unit.hidden]
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
-            L = torch.minimum(L, inflate(metric.metric.norm.sqrt(), 0.0))
-        weights = gradient.interval.weights(block.activation, problem.side)
+            L = torch.minimum(L, Upper(metric.metric.norm).root().bound)
         candidates = _plain_terms(block, gradient.size, weights, L, problem, unit is units[-1])
         candidates |= _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         if metric is not None:
             candidates |= _metric_terms(metric, gradient.size, weights, problem)
+        if unit.hidden in reaches:
+            candidates["gradient entries, multipliers"] = reaches[unit.hidden]
         candidates |= _contraction_terms(block, gradient, L, problem)
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
         winner = names[int(values.detach().mean(dim=1).argmin())]
-        term = inflate(block.activation.curvature_c * values.amin(dim=0), 0.0)
+        term = (Upper(values.amin(dim=0)) * block.activation.curvature_c).bound
         found[unit.hidden] = LayerTerm(block.name, "term", term, winner)
     return found
 
@@ -163,14 +179,18 @@ def _plain_terms(
 ) -> dict[str, Tensor]:
     """Return the terms by the gradient's size and by its entries, which for the last block are those of G itself."""
     norms, p, W = problem.norms, problem.p, block.W
-    omega = norms.norm(W, p, p) * norms.norm(W, p, torch.inf)
+    omega = Upper(norms.norm(W, p, p)) * norms.norm(W, p, torch.inf)
     if p == 2:
-        omega = torch.minimum(omega, norms.hadamard(W))
-    form = last_block_forms(block, problem, norms) if last else norms.bilinear(W, weights, p)
-    return {
-        "gradient norm": inflate(size * omega * L * L, gamma(8)),
-        "gradient entries": inflate(form * L * L, gamma(8)),
+        omega = least(omega, norms.hadamard(W))
+    form = last_block_forms(block, problem, norms) if last and problem.scalars else norms.bilinear(W, weights, p)
+    terms = {
+        "gradient norm": (omega * size * L * L).bound,
+        "gradient entries": (Upper(form) * L * L).bound,
     }
+    if last and not problem.scalars and block.activation.curvature_c > 0:
+        own, _ = block_curvature(block, p, problem.q, norms)
+        terms["last block"] = (Upper(own[None]) / block.activation.curvature_c * L * L).bound
+    return terms
 
 
 def _terms_of_pre_activations(size: Tensor, weights: Tensor, Z: Tensor, problem: Problem) -> dict[str, Tensor]:
@@ -183,7 +203,7 @@ def _terms_of_pre_activations(size: Tensor, weights: Tensor, Z: Tensor, problem:
     """
     r = math.inf if problem.p <= 2 else 1 / (1 - 2 / problem.p)
     size = torch.minimum(norm_upper_bound_of_vectors(weights.flatten(1), r, 1), size)
-    return {"gradient, pre-activations": inflate(size * Z * Z, gamma(8))}
+    return {"gradient, pre-activations": (Upper(size) * Z * Z).bound}
 
 
 def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem: Problem) -> dict[str, Tensor]:
@@ -191,7 +211,7 @@ def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem
     if gradient.behind is None or problem.p != 2:
         return {}
     form = contraction_form(block, problem.norms)
-    return {} if form is None else {CANDIDATES[-1]: inflate(gradient.behind * form * L * L, gamma(8))}
+    return {} if form is None else {"gradient behind the block": (Upper(gradient.behind) * form * L * L).bound}
 
 
 def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Problem) -> dict[str, Tensor]:
@@ -203,8 +223,8 @@ def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Probl
     if metric.matrix is None or not has_room(W, problem.norms):
         return {}
     S, error = known_congruence(prefix.layer, W, metric, problem)
-    terms = {"gradient norm, lipsdp": inflate(size * root_of_product(S, error, S, error), gamma(8))}
+    terms = {"gradient norm, lipsdp": (Upper(size) * root_of_product(S, error, S, error)).bound}
     if W.out_size <= GRAM_SIZE:
-        roots = inflate(weights.flatten(1).sqrt(), 4 * UNIT_ROUNDOFF)
+        roots = Upper(weights.flatten(1)).root().bound
         terms["gradient entries, lipsdp"] = congruent_eigenvalues(S, error, roots)
     return terms

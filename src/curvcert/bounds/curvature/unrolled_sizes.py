@@ -22,30 +22,28 @@ from curvcert.network import Block
 from curvcert.operators import Identity, Zero
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper, total
 
 
 def unrolled_sizes_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] = ("product",)) -> R:
-    """Bound the curvature of scalar outputs by a sum over layers, one value an output.
+    """Bound the curvature of scalar outputs by a sum over layers, one value per output.
 
     `block_bounds` names the bounds on a layer's own curvature to choose from.
     """
     problem.network.require_smooth()
     prefixes, sizes, units = growth(problem, norms), gradient_sizes(problem, norms), problem.network.units
-    total = torch.zeros(problem.network.outputs, dtype=torch.float64, device=problem.network.device)
-    per_layer = []
+    terms, per_layer = list[Tensor](), list[LayerTerm]()
     for unit in problem.network.activated:
         block = unit.block
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if unit is units[-1]:
-            term = scalar_block_curvatures(block, problem.p, norms) * L**2
+            term = (Upper(scalar_block_curvatures(block, problem.p, norms)) * L * L).bound
         else:
             omega, _ = block_curvature(_inner(block), problem.p, problem.p, norms, block_bounds)
-            term = sizes[unit.hidden] * omega * L**2
+            term = (Upper(sizes[unit.hidden]) * omega * L * L).bound
         per_layer.append(LayerTerm(block.name, "term", term, "gradient norm"))
-        total = total + term
-    total = inflate(total, gamma(2 * len(units) + 8))
-    value: Tensor = problem.shaped(total)
+        terms.append(term)
+    value = problem.shaped(total(terms).bound)
     return norms.result(value, problem.p, problem.q, Global(), "unrolled by sizes", tuple(per_layer))
 
 

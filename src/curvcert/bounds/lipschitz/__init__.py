@@ -1,8 +1,8 @@
 """Lipschitz bounds of networks."""
 
+from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod
 from curvcert.bounds.lipschitz.portfolio import (
     LIPSCHITZ_METHODS,
-    AbstractLipschitzMethod,
     Anchored,
     LipLT,
     LipSDP,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.block_constants import block_product, known
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Ball
@@ -17,7 +17,7 @@ def unit_facts(problem: Problem) -> UnitFacts:
         units = problem.network.units[:-1]
         return problem.once(
             "constants of units",
-            lambda: {unit.output: block_product(unit.block, problem, problem.norms, False) for unit in units},
+            lambda: {unit.output: known(block_product(unit.block, problem, problem.norms, False)) for unit in units},
         )
 
     return problem.once(

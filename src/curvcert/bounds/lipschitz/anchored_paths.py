@@ -27,7 +27,7 @@ from curvcert.norms import conjugate
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
 from curvcert.propagation.slopes import Slopes
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, least, norm_upper_bound_of_vectors, total
 
 _ELEMENTS = 2**20
 """Numbers in the matrices of all neurons over the input and each other, up to which they are formed for a sample."""
@@ -97,7 +97,7 @@ class _Paths:
         self._p, self._maps = problem.p, maps
         order = [k for level in maps.levels for k in level]
         self._mu = (lower + upper) / 2
-        self._rho = inflate(torch.maximum(upper - self._mu, self._mu - lower), 0.0)
+        self._rho = Upper(torch.maximum(upper - self._mu, self._mu - lower), 1).bound
         self._steepest = torch.maximum(lower.abs(), upper.abs())
         ends = list(accumulate(maps.sizes))
         places = {k: slice(end - size, end) for k, end, size in zip(order, ends, maps.sizes, strict=True)}
@@ -115,16 +115,15 @@ class _Paths:
     def behind(self, activation: int) -> Tensor:
         """Bound the growth of an activation."""
         place = next(level[activation] for level in self._places if activation in level)
-        return inflate(self._steepest[:, place].amax(dim=1) * self._nodes[activation], 0.0)
+        return (Upper(self._steepest[:, place].amax(dim=1)) * self._nodes[activation]).bound
 
     def norm(self, A: Tensor) -> Tensor:
         """Bound the p -> p norm of every matrix."""
         if self._p != 2:
-            sums = A.abs().sum(dim=1 if self._p == 1 else 2)
-            return inflate(sums.flatten(1).amax(dim=1), gamma(A.shape[1] + A.shape[2]))
+            return Upper(A.abs()).sum(1 if self._p == 1 else 2).amax(1).bound
         wide = A if A.shape[1] <= A.shape[2] else A.mT
-        error = gamma(wide.shape[2] + 2) * _frobenius(A).square()
-        return inflate(largest_eigenvalues_upper_bound(wide @ wide.mT, inflate(error, gamma(4))).sqrt(), 0.0)
+        error = Upper(_frobenius(A)).square() * gamma(wide.shape[2] + 2)
+        return Upper(largest_eigenvalues_upper_bound(wide @ wide.mT, error.bound)).root().bound
 
     def functionals(self, A: Tensor) -> Tensor:
         """Bound the norm of every row as a functional."""
@@ -144,10 +143,10 @@ class _Paths:
         self._nodes |= {k: torch.minimum(one, whole) for k, one in alone.items()}
         mu = self._mu[:, start:stop]
         linear = mu[:, :, None] * found.value
-        error = mu.abs().amax(dim=1) * found.error + 2 * UNIT_ROUNDOFF * _frobenius(linear)
+        error = Upper(mu.abs().amax(dim=1)) * found.error + Upper(_frobenius(linear)) * (2 * UNIT_ROUNDOFF)
         rest = torch.eye(stop - start, dtype=mu.dtype, device=mu.device).expand(len(mu), -1, -1)
         between = linear.new_zeros(*linear.shape[:2], self._maps.inputs + start - linear.shape[2])
-        self._activations.append(_Rows(torch.cat([linear, between, rest], dim=2), inflate(error, gamma(4))))
+        self._activations.append(_Rows(torch.cat([linear, between, rest], dim=2), error.bound))
 
     def _images(self, A: Enclosed) -> _Rows:
         r"""Return the path maps to rows: A times the input and the activations, each over the input and the rests.
@@ -159,7 +158,8 @@ class _Paths:
         width = self._activations[-1].value.shape[2] if self._activations else inputs
         value = A.value.new_zeros(batch, len(A.value), width)
         value[:, :, :inputs] = A.value[:, :inputs]
-        size, error = torch.full_like(self._mu[:, 0], float(inputs)).sqrt(), torch.zeros_like(self._mu[:, 0])
+        size = Upper(torch.full_like(self._mu[:, 0], float(inputs))).root()
+        error = Upper(torch.zeros_like(self._mu[:, 0]))
         start = inputs
         for rows in self._activations:
             columns = slice(start, start + rows.value.shape[1])
@@ -168,13 +168,13 @@ class _Paths:
                 value[:, :, : rows.value.shape[2]] += A.value[:, columns] @ rows.value
                 size, error = size + _frobenius(rows.value), error + rows.error
         norm, off = (norm_upper_bound_of_vectors(part.flatten(), 2, 0) for part in (A.value, A.error))
-        rounding = off + gamma(A.value.shape[1] + len(self._places) + 4) * norm
-        return _Rows(value, inflate(norm * error + rounding * (size + error), gamma(32)))
+        rounding = Upper(norm) * gamma(A.value.shape[1] + len(self._places) + 4) + off
+        return _Rows(value, (error * norm + rounding * (size + error)).bound)
 
     def _growth(self, rows: _Rows, norm: _Norm) -> Tensor:
         """Sum up the path from the input, and what each level adds by what of it is not linear."""
         inputs = self._maps.inputs
-        total = self._known(rows.value[:, :, :inputs], rows.error, norm)
+        parts = [Upper(self._known(rows.value[:, :, :inputs], rows.error, norm))]
         for level, whole in zip(self._places, self._levels, strict=False):
             place = slice(*_hull(level))
             if inputs + place.stop > rows.value.shape[2]:
@@ -182,21 +182,23 @@ class _Paths:
             share = self._share(rows, place, norm, whole)
             if len(level) > 1:
                 each = [self._share(rows, part, norm, self._nodes[k]) for k, part in level.items()]
-                share = torch.minimum(share, torch.stack(each).sum(dim=0))
-            total = total + share
-        return inflate(total, gamma(4 * len(self._nodes) + 8))
+                share = least(share, total(each))
+            parts.append(share)
+        return total(parts).bound
 
-    def _share(self, rows: _Rows, place: slice, norm: _Norm, Z: Tensor) -> Tensor:
+    def _share(self, rows: _Rows, place: slice, norm: _Norm, Z: Tensor) -> Upper:
         inputs, rho = self._maps.inputs, self._rho[:, place]
         weighed = rows.value[:, :, inputs + place.start : inputs + place.stop] * rho[:, None, :]
-        share = self._known(weighed, inflate(rho.amax(dim=1) * rows.error, 0.0), norm)
-        return inflate(share * (Z if share.dim() == 1 else Z[:, None]), 2 * UNIT_ROUNDOFF)
+        # Every entry rounds once: in the spectral norm that may be more than the same part of the whole.
+        error = Upper(rho.amax(dim=1)) * rows.error + Upper(_frobenius(weighed)) * (2 * UNIT_ROUNDOFF)
+        share = self._known(weighed, error.bound, norm)
+        return Upper(share) * (Z if share.dim() == 1 else Z[:, None])
 
     def _known(self, A: Tensor, error: Tensor, norm: _Norm) -> Tensor:
         """Bound the norm of what A stands for: an error is longer in other norms than in the Frobenius norm."""
         found = norm(A)
-        off = error if self._p == 2 else math.sqrt(max(A.shape[1:])) * error
-        return inflate(found + (off if found.dim() == 1 else off[:, None]), gamma(4))
+        off = Upper(error) if self._p == 2 else Upper(error) * math.sqrt(max(A.shape[1:])) * (1 + 2 * UNIT_ROUNDOFF)
+        return (off + found if found.dim() == 1 else off[:, None] + found).bound
 
 
 def _frobenius(A: Tensor) -> Tensor:

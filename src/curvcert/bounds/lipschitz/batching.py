@@ -50,8 +50,7 @@ def elements_per_sample(problem: Problem) -> int:
 
 def _split(problem: Problem, size: int) -> list[Problem]:
     scope, known = problem.scope, problem.evaluated
-    assert isinstance(scope, Anchor | Ball)
-    if len(scope.x) <= size:
+    if isinstance(scope, Global) or len(scope.x) <= size:
         return [problem]
     pieces = []
     for part in torch.arange(len(scope.x), device=scope.x.device).split(size):

@@ -11,6 +11,16 @@ from curvcert.errors import UnsupportedBlock
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.norm_rule import AbstractNorms, R
+from curvcert.rounding import Upper
+
+
+def known(constant: Tensor) -> Tensor:
+    """Return a constant, inf where an activation without a largest slope left nothing to say: 0 x inf.
+
+    >>> known(torch.tensor([1.0, torch.nan]))
+    tensor([1., inf])
+    """
+    return torch.where(constant.isnan(), torch.inf, constant)
 
 
 @singledispatch
@@ -38,7 +48,8 @@ def _(block: Block, problem: Problem, norms: AbstractNorms[R], last: bool) -> Te
     # ||H|| is a term of the general rule, which then cannot give less, and costs a norm of G.
     if contracting is not None and bool((contracting <= H * (1 + 1e-9)).all()):
         return contracting
-    constant = H + max(abs(alpha), abs(beta)) * outer(block.G) * norms.norm(block.W, problem.p, problem.p)
+    steepest = max(abs(alpha), abs(beta))
+    constant = (Upper(outer(block.G)) * steepest * norms.norm(block.W, problem.p, problem.p) + H).bound
     return constant if contracting is None else torch.minimum(constant, contracting)
 
 

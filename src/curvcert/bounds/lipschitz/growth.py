@@ -35,7 +35,7 @@ from curvcert.bounds.lipschitz.block_constants import block_product, max_pool_co
 from curvcert.bounds.lipschitz.on_torus import image_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
-from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, Term
 from curvcert.network.rewriting.chain import block_at
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.operators import AbstractLinearMap, NormBounds, Zero
@@ -43,7 +43,7 @@ from curvcert.operators.images import EXPLICIT_SIZE, is_nearly_exact
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, Upper, least, norm_upper_bound_of_vectors, total
 
 NormOf = Callable[[AbstractLinearMap], Tensor]
 
@@ -125,9 +125,9 @@ class Growth:
             return layerwise
         if self._glimpses:
             quick = outer if last and self._problem.scalars else _glimpsed
-            if not bool((self._sum((value,), quick) < layerwise).any()):
+            if not bool((self._sum((value,), quick).value < layerwise).any()):
                 return layerwise
-        return torch.minimum(layerwise, inflate(self._sum((value,), outer), self._slack))
+        return torch.minimum(layerwise, self._sum((value,), outer).bound)
 
     def _prepare(self, value: int) -> None:
         """Bound what comes before a value, from the input on: deep networks then need no deep recursion.
@@ -144,11 +144,6 @@ class Growth:
                 if block_at(self._nodes, k) or not (isinstance(node, AffineNode) or k in inside):
                     self._values[k] = self._bounded(k, self._norm, last=False)
 
-    @property
-    def _slack(self) -> float:
-        """Covers the roundings of a sum over paths: fewer than eight for each node."""
-        return gamma(8 * len(self._nodes) + 8)
-
     def _layerwise(self, value: int, outer: NormOf, last: bool) -> Tensor:
         """Bound a value from those that its node reads."""
         node = self._nodes[value]
@@ -157,21 +152,17 @@ class Growth:
                 whole = self._of_block(value, outer, last)
                 if whole is not None and whole.settled:
                     return whole.constant
-                terms = [outer(term.map) * self._step(term.source) for term in node.terms]
-                total = inflate(torch.stack(terms).sum(dim=0), gamma(2 * len(terms)))
-                if last and len(node.terms) == 1 and isinstance(self._nodes[node.sources[0]], AffineNode):
-                    total = torch.minimum(total, self._behind_a_sum(node, outer))
-                return total if whole is None else torch.minimum(total, whole.constant)
+                by_terms = total(Upper(outer(term.map)) * self._step(term.source) for term in node.terms).bound
+                inner = self._nodes[node.sources[0]]
+                if last and len(node.terms) == 1 and isinstance(inner, AffineNode):
+                    by_terms = torch.minimum(by_terms, self._behind_a_sum(node.terms[0], inner, outer))
+                return by_terms if whole is None else torch.minimum(by_terms, whole.constant)
             case ElementwiseNode():
-                steepest = max(map(abs, node.activation.slope)) * self.before(value)
-                return (
-                    inflate(outer(self._paths.to(value)[value]) * steepest, gamma(4))
-                    if last
-                    else inflate(steepest, 0.0)
-                )
+                moved = Upper(self.before(value)) * max(map(abs, node.activation.slope))
+                return (moved * outer(self._paths.to(value)[value])).bound if last else moved.bound
             case MaxPoolNode():
                 constant = max_pool_constant(node.pool, self._problem, last).to(self._problem.network.device)
-                return inflate(constant * self.before(value), 0.0)
+                return (Upper(constant) * self.before(value)).bound
             case _:
                 one = torch.ones((), dtype=torch.float64, device=self._problem.network.device)
                 return outer(self._paths.to(value)[value]) if last else one
@@ -182,18 +173,15 @@ class Growth:
         if found is None:
             return None
         start = self.of(found.start)
-        constant = inflate(block_product(found.block, self._problem, self._norms, last) * start, 0.0)
+        constant = (Upper(block_product(found.block, self._problem, self._norms, last)) * start).bound
         if not isinstance(self._norms, NormBounds):  # estimates are not looked at: that would wait for the device
             return _Whole(constant, settled=False)
         # The skip is a term of the sum, which then cannot give less, and costs a norm of the branch.
         return _Whole(constant, settled=bool((constant <= outer(found.block.H) * start * (1 + 1e-9)).all()))
 
-    def _behind_a_sum(self, node: AffineNode, outer: NormOf) -> Tensor:
+    def _behind_a_sum(self, last: Term, read: AffineNode, outer: NormOf) -> Tensor:
         """Bound a last map behind a sum term by term: a row that the terms share may be short for each of them."""
-        (term,), source = node.terms, self._nodes[node.terms[0].source]
-        assert isinstance(source, AffineNode)
-        parts = [outer(term.map @ inner.map) * self._step(inner.source) for inner in source.terms]
-        return inflate(torch.stack(parts).sum(dim=0), gamma(2 * len(parts)))
+        return total(Upper(outer(last.map @ term.map)) * self._step(term.source) for term in read.terms).bound
 
     def before(self, number: int) -> Tensor:
         """Return the constant of the pre-activation of a nonlinear node, alone or as part of its level."""
@@ -211,9 +199,9 @@ class Growth:
         separate = norm_upper_bound_of_vectors(alone, self._problem.p, 0)
         if self._images and not self._is_cheap(targets):
             return separate
-        return torch.minimum(separate, inflate(self._sum(targets, self._norm), self._slack))
+        return torch.minimum(separate, self._sum(targets, self._norm).bound)
 
-    def _sum(self, targets: tuple[int, ...], outer: NormOf) -> Tensor:
+    def _sum(self, targets: tuple[int, ...], outer: NormOf) -> Upper:
         """Return the sum over paths to values, as one vector; `outer` measures the maps that end there."""
         maps = [self._paths.to(target) for target in targets]
 
@@ -225,19 +213,22 @@ class Growth:
             return on_top_of_each_other(found)
 
         like = next(iter(maps[0].values()))
-        total = torch.zeros((), dtype=torch.float64, device=self._problem.network.device)
+        parts: list[Upper | Tensor] = [outer(path(0))] if any(0 in to for to in maps) else []
         for level in reversed(self._levels):
             members = [number for number in reversed(level) if any(number in to for to in maps)]
             if not members:
                 continue
+            if any(math.isinf(self._rest(number)) for number in members):
+                return Upper(torch.full((), torch.inf, dtype=torch.float64, device=self._problem.network.device))
             paths = {number: path(number) for number in members}
-            alone = [self._rest(number) * outer(paths[number]) * self.before(number) for number in members]
-            share = torch.stack(alone).sum(dim=0)
+            share = total(Upper(outer(paths[number])) * self._rest(number) * self.before(number) for number in members)
             if len(members) > 1 and level in self._of_level:
                 joint = side_by_side([self._rest(number) * paths[number] for number in members])
-                share = torch.minimum(share, outer(joint) * self._of_level[level])
-            total = total + share
-        return total + outer(path(0)) if any(0 in to for to in maps) else total
+                share = least(share, Upper(outer(joint)) * self._of_level[level])
+            parts.append(share)
+        if not parts:
+            return Upper(torch.zeros((), dtype=torch.float64, device=self._problem.network.device))
+        return total(parts)
 
     def _is_cheap(self, targets: tuple[int, ...]) -> bool:
         """Whether the norms of all paths to some values are a matter of seconds, and nearly exact."""
@@ -273,11 +264,11 @@ def _glimpsed(op: AbstractLinearMap) -> Tensor:
 
 def bound_of(found: Growth, problem: Problem, norms: AbstractNorms[R], method: str) -> R:
     """Return the network's constant as a result, with that of every activation on the way."""
-    nodes, total = problem.network.nodes, found.of_output()
+    nodes, constant = problem.network.nodes, found.of_output()
     nonlinear = [k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode | MaxPoolNode)]
-    values = [*(found.of(k) for k in nonlinear[:-1]), total]
+    values = [*(found.of(k) for k in nonlinear[:-1]), constant]
     named = zip(nonlinear or [len(nodes) - 1], values, strict=True)
     per_layer = tuple(LayerTerm(nodes[k].name, "prefix", value, method) for k, value in named)
     return norms.result(
-        problem.shaped(total), problem.p, problem.q, Global(), method, per_layer, problem.network.assumes
+        problem.shaped(constant), problem.p, problem.q, Global(), method, per_layer, problem.network.assumes
     )

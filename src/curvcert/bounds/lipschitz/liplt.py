@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.block_constants import known
 from curvcert.bounds.lipschitz.growth import Growth, bound_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.network import Block
@@ -58,8 +59,8 @@ def value_constants(problem: Problem) -> dict[int, Tensor]:
     """Return Lipschitz constants of x -> v for the input and for every value that a unit ends in; the last final."""
 
     def found() -> list[Tensor]:
-        known, units = growth(problem, problem.norms), problem.network.units
-        return [known.of(0), *(known.of(unit.output) for unit in units[:-1]), known.of_output()]
+        constants, units = growth(problem, problem.norms), problem.network.units
+        return [constants.of(0), *(constants.of(unit.output) for unit in units[:-1]), constants.of_output()]
 
-    values = problem.once("liplt", found)
+    values = map(known, problem.once("liplt", found))
     return dict(zip((0, *(unit.output for unit in problem.network.units)), values, strict=True))

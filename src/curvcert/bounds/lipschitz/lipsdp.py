@@ -6,16 +6,19 @@ Cholesky factorisation of :math:`[[M(T), C^T], [C, \rho I]]`, with all that roun
 :math:`L \le \sqrt\rho` for the multipliers that were found, whatever they are.
 
 The slopes may be those of the activations, those seen from a point (only quotients from x occur in its differences) or
-those over a ball: each sample then has multipliers of its own.  Powers of two bring the neurons of every node to the
-same size, exactly.  Where fewer rows read the input than it has coordinates, it is replaced by as many: with
-:math:`B B^T \preceq R R^T`, :math:`B = RQ` for a Q with :math:`\|Q\| \le 1`, so that a bound for R serves B.
+those over a ball: each sample then has multipliers of its own.  Weighted rows of a layer in place of C bound how far
+its pre-activations move together (`weighted_reaches`): curvatures are made of that.  Powers of two bring the neurons of
+every node to the same size, exactly.  Where fewer rows read the input than it has coordinates, it is replaced by as
+many: with :math:`B B^T \preceq R R^T`, :math:`B = RQ` for a Q with :math:`\|Q\| \le 1`, so that a bound for R serves B.
 
 Reference: Fazlyab et al. (NeurIPS 2019); any multipliers give a bound, and the optimum is their LipSDP-neuron.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,8 +34,8 @@ from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
 from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
 
 
-def reason_to_skip_search(problem: Problem, most_work: float) -> str | None:
-    """Say why no multipliers are to be had, or None."""
+def reason_to_skip_search(problem: Problem, most_work: float, together: bool = False) -> str | None:
+    """Say why no multipliers are to be had, or None; `together` asks for one search for all scalar outputs."""
     nodes, q = problem.network.nodes, problem.q
     if problem.p != 2 or (q != 2 and not problem.scalars):
         return "lipsdp: needs p = q = 2"
@@ -44,7 +47,7 @@ def reason_to_skip_search(problem: Problem, most_work: float) -> str | None:
     if 8 * (12 * size**2 + 6 * size * (inputs + size)) > problem.norms.memory_budget:
         return f"lipsdp: matrices of {size} rows are over the memory budget"
     samples = 1 if isinstance(problem.scope, Global) else len(problem.scope.x)
-    problems = samples * (problem.network.outputs if problem.scalars else 1)
+    problems = samples * (problem.network.outputs if problem.scalars and not together else 1)
     if problems * size**3 > most_work:
         return f"lipsdp: takes long ({problems} x size {size}), ask for it by its name"
     return None
@@ -87,6 +90,12 @@ class _Scaled:
     before: Tensor
     behind: Tensor
     outputs: Tensor
+
+    @cached_property
+    def places(self) -> dict[int, slice]:
+        """The neurons of each node."""
+        order, ends = (k for level in self.maps.levels for k in level), accumulate(self.maps.sizes)
+        return {k: slice(end - size, end) for k, end, size in zip(order, ends, self.maps.sizes, strict=True)}
 
 
 def _scaled(problem: Problem) -> _Scaled:
@@ -206,10 +215,56 @@ def proven_constant(form: QuadraticForm, T: Tensor) -> Tensor:
 
     Multipliers below 0 count as 0, which is one of the choices.
     """
+    return inflate(_proven_square(form, T).sqrt(), 0.0)
+
+
+def _proven_square(form: QuadraticForm, T: Tensor) -> Tensor:
     T = T.clamp(min=0.0)
     M = form.matrix(T)
     _, exponent = torch.frexp(M.diagonal().clamp(min=TINY))
     D = torch.ldexp(torch.ones_like(M.diagonal()), -(exponent // 2))
     C_error = norm_upper_bound_of_vectors((form.C.error * D).flatten(), 2, 0)
-    squared = inverse_form_upper_bound(D[:, None] * M * D, form.C.value * D, form.matrix_error(T, D), C_error)
-    return inflate(squared.sqrt(), 0.0)
+    return inverse_form_upper_bound(D[:, None] * M * D, form.C.value * D, form.matrix_error(T, D), C_error)
+
+
+def weighted_reaches(problem: Problem, weights: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    r"""Bound :math:`\sum_l w_l |\Delta z_l|^2 / \|\Delta x\|^2` over the neurons of a node for each row w of weights.
+
+    Nodes are named by their numbers; those of the first level, which are linear in the input, are left out, and all
+    where the search would take more than `Problem.most_work`.  Multipliers are searched for each row by itself where
+    that leaves room, and otherwise for the mean of all rows.
+    """
+    if reason_to_skip_search(problem, problem.most_work, together=True) is not None:
+        return {}
+    scaled = problem.once("neurons of one size", lambda: _scaled(problem))
+    form = scaled.form.with_slopes(scaled.form.alpha, scaled.form.beta)
+    first = first_multipliers(form) if _is_finite(form) else None
+    if first is None:
+        return {}
+    alone, found = reason_to_skip_search(problem, problem.most_work) is None, {}
+    for number, level in enumerate(scaled.maps.levels[1:], 1):
+        earlier = scaled.places[level[0]].start
+        form_there = form.before_level(number, earlier)
+        for k in level:
+            roots = weights[k].flatten(1).sqrt() * scaled.before[scaled.places[k]]
+            found[k] = _reaches(form_there, form.rows(scaled.places[k], earlier), first[:earlier], roots, alone)
+    return found
+
+
+def _reaches(form: QuadraticForm, rows: Enclosed, first: Tensor, roots: Tensor, alone: bool) -> Tensor:
+    """Return the bounds of one node, given the form over the levels before it and the roots of the weights."""
+    unit = power_of_two(roots.amax())
+    roots = roots / unit
+    shared = roots.square().mean(dim=0, keepdim=True).sqrt().expand_as(roots)
+    values, T = [], first
+    for place, (root, wanted) in enumerate(zip(roots, roots if alone else shared, strict=True)):
+        if alone or place == 0:
+            T = best_multipliers(form.with_output(_weighed(rows, wanted)), first)
+        values.append(_proven_square(form.with_output(_weighed(rows, root)), T))
+    return inflate(torch.stack(values) * unit * unit, gamma(4))
+
+
+def _weighed(rows: Enclosed, roots: Tensor) -> Enclosed:
+    """Return diag(roots) A; the roots themselves and the products round."""
+    value = roots[:, None] * rows.value
+    return Enclosed(value, inflate(roots[:, None] * rows.error + gamma(4) * value.abs(), 0.0))

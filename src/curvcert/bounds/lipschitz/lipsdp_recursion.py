@@ -85,7 +85,7 @@ def reason_to_skip_lipsdp(problem: Problem) -> str | None:
 
 
 def _gains(block: Block) -> bool:
-    """Tell whether a matrix says more of the activations than a multiple of the identity does.
+    """Whether a matrix says more of the activations than a multiple of the identity does.
 
     Slopes about a centre near 0, or a single slope, leave nothing to gain.
     """
@@ -134,7 +134,7 @@ def _metrics(problem: Problem) -> list[Metric]:
 
 
 def has_room(W: AbstractLinearMap, norms: NormBounds) -> bool:
-    """Tell whether W Y W' fits the memory budget, for a matrix Y: W itself, and what a factorisation takes."""
+    """Whether W Y W' fits the memory budget, for a matrix Y: W itself, and what a factorisation takes."""
     return 8 * (8 * W.out_size**2 + 2 * W.out_size * W.in_size) <= norms.memory_budget
 
 

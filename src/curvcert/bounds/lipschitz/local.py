@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.batching import in_pieces
-from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.block_constants import block_product, known
 from curvcert.bounds.lipschitz.liplt import value_constants
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed, sloped_growth
@@ -22,7 +22,7 @@ from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import AtPoints, OverBalls
 from curvcert.propagation.hessians import total_curvature
 from curvcert.propagation.jacobians import Jacobian
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, norm_upper_bound_of_vectors
 
 
 def local_bound(problem: Problem) -> Bound:
@@ -42,14 +42,14 @@ def _bound(problem: Problem) -> Bound:
     )
     for by_gradients in _by_gradients(problem, balls):
         total = torch.minimum(total, by_gradients)
-    value = problem.shaped(inflate(total, gamma(64)))
+    value = problem.shaped(total)
     return problem.norms.result(value, problem.p, problem.q, problem.scope, "local", per_layer, problem.network.assumes)
 
 
 def _composed(problem: Problem, balls: OverBalls) -> Tensor:
     """Return the constants by those of what the last unit reads; no more than those that hold everywhere."""
     last, norms = balls.facts.last, problem.norms
-    growth = block_product(last.block, problem, norms, True)
+    growth = known(block_product(last.block, problem, norms, True))
     growth = growth.expand(len(balls.radius), *growth.shape)
     if (bent := last.activated) is not None:
         growth = torch.minimum(growth, sloped_growth(bent.block, balls.slopes[bent.hidden], problem, last=True))
@@ -70,8 +70,8 @@ def _by_gradients(problem: Problem, balls: OverBalls) -> Iterator[Tensor]:
     if problem.scalars and bool((balls.radius > 0).any()) and problem.network.is_smooth:
         at_centre = AtPoints(balls.facts, balls.evaluation).gradients
         if at_centre is not None:
-            change = total_curvature(balls, covectors) * balls.radius[:, None]
-            yield inflate(at_centre[0].largest(problem.p) + change, gamma(4))
+            change = Upper(total_curvature(balls, covectors)) * balls.radius[:, None]
+            yield (change + at_centre[0].largest(problem.p)).bound
     if problem.p == problem.q == 2 and not problem.scalars:
         together = balls.gradients_of(together=True)
         if together is not None:

@@ -12,15 +12,18 @@ from typing import TypeVar
 import torch
 
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.lipschitz.sizes import require_room_for_products
-from curvcert.bounds.types import Bound, Global
-from curvcert.errors import InvalidInput, SoundnessError, meant
+from curvcert.bounds.lipschitz.underflow import require_room_for_products
+from curvcert.bounds.types import Ball, Bound, Global
+from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule, meant
+from curvcert.network import Network
+from curvcert.network.nodes import ElementwiseNode
 
 
 class AbstractMethod(ABC):
-    """A way to bound a constant of a network."""
+    """A way to bound a constant of a network: `checkable` says whether the independent checker reaches it."""
 
     name: str
+    checkable: bool = True
 
     @abstractmethod
     def reason_to_skip(self, problem: Problem) -> str | None:
@@ -33,6 +36,25 @@ class AbstractMethod(ABC):
     @abstractmethod
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
+
+
+class AbstractLipschitzMethod(AbstractMethod):
+    """A way to bound a Lipschitz constant."""
+
+
+class AbstractCurvatureMethod(AbstractMethod):
+    """A way to bound the Lipschitz constant of a network's Jacobian."""
+
+
+def without_constants(network: Network) -> UnsupportedModule:
+    """Return the error for a question about all inputs, where an activation, or a product, has no largest slope."""
+    nodes = (node for node in network.nodes if isinstance(node, ElementwiseNode))
+    node = next(node for node in nodes if not node.activation.is_bounded)
+    what = "a product of values that have no bounds" if node.activation.name == "power(2)" else node.activation.name
+    return UnsupportedModule(
+        f"{node.name or what}: {what} has no largest slope, so that this network has no constant over all inputs. Ask "
+        "for one over a ball: at=x, radius=r."
+    )
 
 
 M = TypeVar("M", bound=AbstractMethod)
@@ -82,6 +104,19 @@ def _require_what_was_asked(bound: object, problem: Problem) -> None:
             f"The method's bound holds for {type(bound.scope).__name__}, asked for was "
             f"{type(problem.scope).__name__}. Only a global bound serves another scope."
         )
+
+
+def applying(methods: Iterable[M], problem: Problem, local: str) -> list[M]:
+    """Return the methods to choose from: where an activation has no largest slope, only what looks at a ball alone.
+
+    Raises:
+        UnsupportedModule: if the question is not about a ball.
+    """
+    if problem.network.has_constants:
+        return list(methods)
+    if not isinstance(problem.scope, Ball):
+        raise without_constants(problem.network)
+    return [method for method in methods if method.name == local]
 
 
 def run_all(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Bound]:

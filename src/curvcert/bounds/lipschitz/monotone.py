@@ -33,7 +33,7 @@ from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Composition, Conv2d, Dense, Diagonal, Identity, Scaled
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
 from curvcert.operators.norm_rule import AbstractNorms, R
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper
 
 NormOf = Callable[[AbstractLinearMap], Tensor]
 
@@ -67,15 +67,16 @@ def monotone_residual_constant(
     form = residual_contraction_of(block)
     if form is None:
         return None
-    roots = inflate(form.weights.sqrt(), 4 * UNIT_ROUNDOFF)
+    roots = Upper(form.weights).root().bound
     norm = norm_of_weighted(roots, block.W, norms)
-    r = inflate(norm * norm, 0.0)
-    excess = (r - 2.0 / beta * (1 - 4 * UNIT_ROUNDOFF)).clamp(min=0.0)
-    constant = torch.where(excess > 0, inflate(1 + excess * beta * beta * r, gamma(8)).sqrt(), torch.ones_like(r))
+    r = Upper(norm).square().bound
+    excess = Upper((r - 2.0 / beta * (1 - 4 * UNIT_ROUNDOFF)).clamp(min=0.0), 1)
+    beyond = (excess * beta * beta * r + 1.0).root().bound
+    constant = torch.where(excess.value > 0, beyond, torch.ones_like(r))
     if isinstance(form.outer, Identity) and outer_norm is None:
         return constant
     outer = norms.norm(form.outer, 2, 2) if outer_norm is None else outer_norm(form.outer)
-    return inflate(outer * constant, 0.0)
+    return (Upper(outer) * constant).bound
 
 
 def residual_contraction_of(block: Block) -> ResidualContraction | None:
@@ -84,7 +85,7 @@ def residual_contraction_of(block: Block) -> ResidualContraction | None:
     Maps are compared by the weights that they hold, so that copies of one map count as the same.
     """
     alpha, beta = block.activation.slope
-    if not block.is_residual or alpha < 0 or beta <= 0:
+    if not block.is_residual or alpha < 0 or beta <= 0 or not block.activation.is_bounded:
         return None
     (h, outer), (g, inner) = _unscaled(block.H), _unscaled(block.G)
     diagonal = inner[-1] if inner and isinstance(inner[-1], Diagonal) else None
@@ -102,8 +103,8 @@ def norm_of_weighted(roots: Tensor, W: AbstractLinearMap, norms: AbstractNorms[R
     scaled = folded(roots, W)
     if scaled is None:
         return norms.norm(Diagonal(roots.expand(W.out_shape), W.out_shape) @ W, 2, 2)
-    rounding = 2 * UNIT_ROUNDOFF * absolute_norm_upper_bound(scaled)
-    return inflate(norms.norm(scaled, 2, 2) + rounding, 0.0)
+    rounding = Upper(absolute_norm_upper_bound(scaled)) * (2 * UNIT_ROUNDOFF)
+    return (rounding + norms.norm(scaled, 2, 2)).bound
 
 
 def folded(roots: Tensor, W: AbstractLinearMap) -> Dense | Conv2d | None:
@@ -125,7 +126,7 @@ def _unscaled(op: AbstractLinearMap) -> tuple[float, tuple[AbstractLinearMap, ..
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Tell whether two maps, or parts of maps, are equal, weights included."""
+    """Whether two maps, or parts of maps, are equal, weights included."""
     if left is right:
         return True
     if type(left) is not type(right):

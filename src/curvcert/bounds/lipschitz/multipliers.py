@@ -84,6 +84,22 @@ class QuadraticForm:
         """Return the form with other outputs."""
         return QuadraticForm(self.Z, C, self.alpha, self.beta, self.inputs, self.levels)
 
+    def before_level(self, place: int, neurons: int) -> "QuadraticForm":
+        """Return the form over the levels before one, which are so many neurons."""
+        return QuadraticForm(
+            self.rows(slice(0, neurons), neurons),
+            self.rows(slice(0, 0), neurons),
+            self.alpha[:neurons],
+            self.beta[:neurons],
+            self.inputs,
+            self.levels[:place],
+        )
+
+    def rows(self, rows: slice, neurons: int) -> Enclosed:
+        """Return rows of Z over the input and the first neurons."""
+        columns = self.inputs + neurons
+        return Enclosed(self.Z.value[rows, :columns], self.Z.error[rows, :columns])
+
     def weighed(self, T: Tensor) -> Tensor:
         """Return -U'TV - V'TU, exactly symmetric."""
         product = self.U.mT @ (T[:, None] * self.V)

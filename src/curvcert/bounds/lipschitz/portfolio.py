@@ -12,17 +12,13 @@ from curvcert.bounds.lipschitz.liplt import liplt_bound
 from curvcert.bounds.lipschitz.lipsdp import lipsdp_bound, reason_to_skip_search
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, reason_to_skip_lipsdp
 from curvcert.bounds.lipschitz.local import local_bound
-from curvcert.bounds.lipschitz.method import AbstractMethod, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod, applying, chosen, least, run, run_all
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound
 from curvcert.network import Network
 from curvcert.rounding import TINY
-
-
-class AbstractLipschitzMethod(AbstractMethod):
-    """A way to bound a Lipschitz constant."""
 
 
 @final
@@ -84,6 +80,7 @@ class LipSDP(AbstractLipschitzMethod):
 
     most_work: float = math.inf
     name: str = "lipsdp"
+    checkable: bool = False
 
     def reason_to_skip(self, problem: Problem) -> str | None:
         """Apply in l2 to activations of any slopes, in any scope."""
@@ -181,6 +178,7 @@ def lipschitz_of(
 
     `among` are the methods of which "auto" is the best.
     """
+    among = applying(among, problem, Local.name)
     one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
     if one is not None:
         return run(one, problem, TINY)

@@ -25,7 +25,8 @@ class Problem:
     """A network whose outputs are bounded as one vector (p -> q), or each as a scalar of its own.
 
     `squeeze` drops the dimension of the scalars: one logit, or one pair.  `side` is the one from which curvatures of
-    scalars are bounded.
+    scalars are bounded, and `most_work` how much a search for LipSDP's multipliers may take on for them: none where a
+    checker has to prove them again.
     """
 
     network: Network
@@ -36,6 +37,7 @@ class Problem:
     squeeze: bool = False
     norms: NormBounds = field(default_factory=NormBounds)
     side: Side = "both"
+    most_work: float = 0.0
     evaluated: Evaluation | None = field(default=None, repr=False)
     """The network at the points of the scope, where that is known already."""
     _known: dict[str, object] = field(default_factory=dict, init=False, repr=False)
@@ -127,7 +129,7 @@ def make_problem(
         raise InvalidInput(f"side is one of {', '.join(SIDES)}, got {side!r}.")
     if side != "both" and pair is None and logit is None and network.outputs > 1:
         raise InvalidInput(f"A curvature from {side} is that of a scalar. Pass pair=(i, j), pair='all' or logit=i.")
-    question = _question(network, p, q, at, radius, pair, logit)
+    question = _question(network.for_bounds, p, q, at, radius, pair, logit)
     return replace(question, side=side)
 
 

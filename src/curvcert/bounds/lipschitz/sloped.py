@@ -2,7 +2,6 @@ r"""Blocks whose slopes are known at a point, as a problem asks for them: the la
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.problem import Problem
@@ -15,7 +14,7 @@ from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.weighted import weighted_norm_upper_bound
 from curvcert.propagation.slopes import Slopes, about_middle, block_growth, moved_through
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors
 
 
 def composed(
@@ -44,21 +43,21 @@ def _last_growth(block: Block, slopes: Slopes, problem: Problem) -> Tensor:
     if problem.scalars:
         W = W[:, None]
     G, H = problem.final_norm(block.G, norms), problem.final_norm(block.H, norms)
-    growth = H + G * W
+    growth = Upper(G) * W + H
     if problem.scalars:
         rows = _weighted_rows(block.G, slopes.steepest, conjugate(p))
-        growth = torch.minimum(growth, H + rows * norms.norm(block.W, p, p))
+        growth = least(growth, Upper(rows) * norms.norm(block.W, p, p) + H)
     if block.is_residual:
         mu, linear = about_middle(block)
         rest = weighted_norm_upper_bound(block.W, slopes.about(mu), p, norms)
         rest = rest[:, None] if problem.scalars else rest
-        growth = torch.minimum(growth, problem.final_norm(linear, norms) + G * rest)
-    return inflate(growth, gamma(8))
+        growth = least(growth, Upper(G) * rest + problem.final_norm(linear, norms))
+    return growth.bound
 
 
 def _weighted_rows(G: AbstractLinearMap, s: Tensor, r: float) -> Tensor:
     """Bound the r-norm of every row of G diag(s), one line per sample."""
     basis = basis_vectors(G.out_shape, 0, G.out_size, G)
     rows = G.adjoint(basis)
-    size = inflate(rows.abs() + image_error(G.T, basis), 0.0).flatten(1)
-    return norm_upper_bound_of_vectors(inflate(size * s.flatten(1)[:, None, :], 0.0), r, 2)
+    size = (Upper(rows.abs().flatten(1)) + image_error(G.T, basis).flatten(1)) * s.flatten(1)[:, None, :]
+    return norm_upper_bound_of_vectors(size.bound, r, 2)

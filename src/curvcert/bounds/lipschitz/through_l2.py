@@ -14,7 +14,7 @@ import torch
 from curvcert.bounds.lipschitz.method import AbstractMethod, run_all
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Ball, Bound, Global
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper
 
 
 def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float, order: int) -> list[Bound]:
@@ -24,12 +24,12 @@ def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float
     n, m = torch.Size(problem.network.in_shape).numel(), problem.network.outputs
     into = n ** max(0.0, 0.5 - 1.0 / problem.p) * (1 + 16 * UNIT_ROUNDOFF)
     out = 1.0 if problem.scalars else m ** max(0.0, 1.0 / problem.q - 0.5) * (1 + 16 * UNIT_ROUNDOFF)
-    scope = problem.scope
-    wider = Ball(scope.x, inflate(into * scope.r, 0.0)) if isinstance(scope, Ball) else scope
+    factor, scope = into**order * out * (1 + 4 * UNIT_ROUNDOFF), problem.scope
+    wider = Ball(scope.x, (Upper(scope.r) * into).bound) if isinstance(scope, Ball) else scope
     return [
         replace(
             bound,
-            value=inflate(into**order * out * bound.value, gamma(2 * order)),
+            value=(Upper(bound.value) * factor).bound,
             p=problem.p,
             q=problem.q,
             scope=bound.scope if isinstance(bound.scope, Global) else scope,

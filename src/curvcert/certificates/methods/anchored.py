@@ -18,7 +18,13 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Anchor, Global
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.constants import by_both, by_curvature
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.certificates.radii import lipschitz_radius
 from curvcert.errors import UnsupportedModule
 from curvcert.network.nodes import ElementwiseNode
@@ -42,6 +48,11 @@ class AnchoredRadius(AbstractCertificateMethod):
     name: str = "anchored"
     way: str = "anchored"
     in_auto: bool = True
+    dear: bool = False
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks."""
+        return reason_without_curvature(problem)
 
     @property
     def tables(self) -> Tables:
@@ -86,6 +97,7 @@ class AnchoredLipschitzRadius(AbstractCertificateMethod):
     name: str = "anchored-lipschitz"
     way: str = "anchored-lipschitz"
     in_auto: bool = True
+    dear: bool = False
 
     @property
     def tables(self) -> Tables:
@@ -97,6 +109,8 @@ class AnchoredLipschitzRadius(AbstractCertificateMethod):
 
         That is so without paths, as a rule, and where no activation has slopes that are seen from a point.
         """
+        if not question.network.has_constants:
+            return []  # the constants' own note says why
         if not question.alone:
             why = reason_against_paths(question.pairs)
             if why is not None:

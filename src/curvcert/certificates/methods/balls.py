@@ -17,9 +17,12 @@ from curvcert.network.evaluation import Evaluation
 from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.regions import AbstractRegion, region_of
+from curvcert.rounding import inflate
 
 PRECISION = 2.0**-11
 """How near, relatively, a radius is to one that is not proven when the search ends."""
+
+_CHECKERS_ROOM = 2.0**-20
 
 _EVALUATIONS = 16
 _FARTHEST = 8.0
@@ -79,9 +82,9 @@ class Centres:
         return region_of(x, self.facts.p, radius, None if self.box is None else self.box.part(index).sides(x))
 
     def relaxed(self, index: Tensor, radius: Tensor) -> Tensor:
-        """Bound the rises by linear relaxation."""
+        """Bound the rises by linear relaxation, with some room for a checker that draws lines of its own."""
         relaxed = Relaxed(self.facts, self.evaluation.of_samples(index), self.region(index, radius))
-        return relaxed.change(len(self.facts.network.nodes) - 1, self.rows[index]).rise
+        return inflate(relaxed.change(len(self.facts.network.nodes) - 1, self.rows[index]).rise, _CHECKERS_ROOM)
 
     def used_up(self, rise: Tensor, index: Tensor) -> Tensor:
         """Return how much of each margin is used up: below 1 is a proof."""

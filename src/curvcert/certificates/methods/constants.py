@@ -7,8 +7,17 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.bounds.curvature import CURVATURE_METHODS
+from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.certificates.radii import combined_radius, curvature_radius, lipschitz_radius
 
 WAYS = ("lipschitz", "curvature", "combined")
@@ -59,6 +68,11 @@ class LipschitzRadius(AbstractCertificateMethod):
     bound: str
     in_auto: bool = False
     way: str = "lipschitz"
+    dear: bool = False
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply where the bound does."""
+        return None if self.bound == "auto" else LIPSCHITZ_METHODS[self.bound].reason_to_skip(problem)
 
     @property
     def tables(self) -> Tables:
@@ -79,6 +93,11 @@ class CurvatureRadius(AbstractCertificateMethod):
     bound: str
     in_auto: bool = False
     way: str = "curvature"
+    dear: bool = False
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply where the bound does."""
+        return reason_without_curvature(problem) or CURVATURE_METHODS[self.bound].reason_to_skip(problem)
 
     @property
     def tables(self) -> Tables:

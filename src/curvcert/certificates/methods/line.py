@@ -6,9 +6,16 @@ from typing import final
 
 import torch
 
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.line import Line, LineQuery, line_radii
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.certificates.methods.shell import shared_layers
 from curvcert.certificates.shell import Layers
 from curvcert.errors import InvalidInput
@@ -22,6 +29,10 @@ class LineRadius(AbstractCertificateMethod):
     name: str = "line"
     way: str = "line"
     in_auto: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks in l2."""
+        return reason_without_curvature(problem) if problem.p == 2 else "line: needs p = 2"
 
     @property
     def tables(self) -> Tables:

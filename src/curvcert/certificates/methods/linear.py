@@ -29,7 +29,6 @@ class LinearRadius(AbstractCertificateMethod):
     name: str = "linear"
     way: str = "linear"
     in_auto: bool = True
-    checkable: bool = False
     at_home_everywhere: bool = True
 
     @property

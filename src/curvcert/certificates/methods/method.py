@@ -62,7 +62,8 @@ class Samples:
 
     `L` and `K` are the constants in force for every class beside the label, (batch, classes), K from above and `below`
     from below; `anchored` says whether both have become those of the samples themselves.  `witnessed` is how far from
-    each sample another class was found: no radius from there on can be decided.  `radii`
+    each sample another class was found: no radius from there on can be decided.  `given_up` marks those of which no
+    dearer method is expected to decide a radius that is still open.  `radii`
     holds what each way gave every class, inf at the label, NaN
     where it was not run; `names` what proved it, in words, `proven_by` the methods' names.  `box` is what the balls are
     cut with, None for whole balls: what holds in a ball holds in its cut, and a radius beyond the farthest corner is
@@ -81,6 +82,7 @@ class Samples:
         self.L, self.K, self.below = (table[points.label] for table in (tables.L, tables.above, tables.above.T))
         self.anchored = False
         self.witnessed = torch.full_like(away, torch.inf) if witnessed is None else witnessed
+        self.given_up = torch.zeros_like(points.correct)
         self.radii: dict[str, Tensor] = {}
         self.names: dict[str, str] = {}
         self.proven_by: dict[str, tuple[str, ...]] = {}
@@ -124,7 +126,7 @@ class Samples:
         wanted = torch.ones_like(self.points.correct)
         if self.question.epsilons:
             wanted = torch.stack([(best < eps) & (eps < self.witnessed) for eps in self.question.epsilons]).any(dim=0)
-        return wanted & self.points.correct & best.isfinite()
+        return wanted & self.points.correct & best.isfinite() & ~self.given_up
 
     @property
     def undecided(self) -> Tensor:
@@ -135,7 +137,7 @@ class Samples:
         useful = torch.zeros_like(self.points.correct)
         for eps in self.question.epsilons:
             useful |= (best < eps) & (limit >= eps) & (eps < self.witnessed)
-        return useful & self.points.correct
+        return useful & self.points.correct & ~self.given_up
 
     @property
     def could_gain(self) -> Tensor:
@@ -160,7 +162,8 @@ class AbstractCertificateMethod(ABC):
 
     `name` is what it is asked for by, `way` what its radii are listed as, `in_auto` whether it is part of "auto", and
     `at_home_everywhere` whether no other norm serves it better than the one that is asked for, `checkable` whether the
-    independent checker has an engine for it.
+    independent checker has an engine for it, `dear` whether it does more for each sample than to look up constants or
+    to compute anchored ones.
     """
 
     name: str
@@ -168,6 +171,11 @@ class AbstractCertificateMethod(ABC):
     in_auto: bool = True
     at_home_everywhere: bool = False
     checkable: bool = True
+    dear: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Say what the method needs and the pairs of classes of a network do not have, or None."""
+        return None
 
     @property
     @abstractmethod
@@ -181,6 +189,11 @@ class AbstractCertificateMethod(ABC):
         Raises:
             UnsupportedModule, UnsupportedActivation, InvalidInput: where it does not apply, with the reason.
         """
+
+
+def reason_without_curvature(problem: Problem) -> str | None:
+    """Say that a method needs a curvature, or None for networks that have one."""
+    return None if problem.network.is_smooth else "needs activations with a curvature"
 
 
 Wanted = Callable[[AbstractCertificateMethod], bool]

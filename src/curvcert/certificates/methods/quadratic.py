@@ -15,11 +15,18 @@ import torch
 from torch import Tensor
 
 from curvcert.activations.base import no_curvature
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.forms import ByForms
 from curvcert.certificates.methods.linear import require_small, shared_facts
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network import Network
@@ -45,6 +52,9 @@ MOST_GAIN = 2.5
 _ROUGH = 0.1
 """How near linear relaxation's radius needs to be known."""
 
+_ROUNDS, _FURTHER = 5, 1.3
+"""How often models are made for one search at most, and how much further out each time."""
+
 _CHUNK_ELEMENTS, _MATRICES = 2**24, 18
 """Numbers that models may take on a processor, and matrices that each output keeps."""
 
@@ -59,6 +69,10 @@ class QuadraticRadius(AbstractCertificateMethod):
     in_auto: bool = True
     checkable: bool = False
     at_home_everywhere: bool = True
+
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks."""
+        return reason_without_curvature(problem)
 
     @property
     def tables(self) -> Tables:
@@ -115,6 +129,9 @@ class _ByModels(AbstractStep):
             # What it does not raise it is not named for.
             found = torch.where(found > known, found, torch.nan)
         samples.add("quadratic", found)
+        if question.epsilons and not question.alone and question.p != 2:
+            # Beside l2 no other method has been seen to prove what models at that very radius do not.
+            samples.given_up |= samples.open_
 
     def _decided(self, centres: Centres, question: Question) -> Tensor:
         """Make models at every radius that is to be decided, where linear relaxation leaves a hope."""
@@ -140,13 +157,7 @@ class _ByModels(AbstractStep):
         if question.alone:
             near = largest_radii(part, part.relaxed, _ROUGH).amin(dim=1)
             part = replace(part, guess=torch.where(near > 0, near, part.guess))
-        near = part.guess
-        models = _models(part, BEYOND * near)
-
-        def rises(open_: Tensor, radius: Tensor) -> Tensor:
-            return models.rise(near.index_put((open_,), radius))[open_]
-
-        found[index] = largest_radii(part, rises)
+        found[index] = _largest(part)
         return found
 
     def _hope(self, centres: Centres, radius: Tensor) -> Tensor:
@@ -158,6 +169,28 @@ class _ByModels(AbstractStep):
     def _numbers(self) -> int:
         network = self.facts.network
         return covector_numbers(self.facts) + _MATRICES * network.outputs * coordinates(network) ** 2
+
+
+def _largest(centres: Centres) -> Tensor:
+    """Make models and search with them; where they prove all that they serve, again with models further out."""
+    found, radius = torch.zeros_like(centres.margin), BEYOND * centres.guess
+    open_ = torch.arange(len(radius), device=radius.device)
+    for _ in range(_ROUNDS):
+        part, near = centres.part(open_), radius[open_]
+        models = _models(part, near)
+
+        def rises(index: Tensor, r: Tensor, models: TaylorModels = models, near: Tensor = near) -> Tensor:
+            return models.rise(near.index_put((index,), r))[index]
+
+        part = replace(part, farthest=torch.minimum(part.farthest, models.most))
+        found[open_] = torch.maximum(found[open_], largest_radii(part, rises))
+        reached = (found[open_].amin(dim=1) >= models.most) & (models.most < centres.farthest[open_])
+        open_ = open_[reached]
+        if len(open_) == 0:
+            break
+        radius[open_] = _FURTHER * models.most[reached]
+        centres = replace(centres, guess=centres.guess.index_put((open_,), radius[open_]))
+    return found
 
 
 def _models(centres: Centres, radius: Tensor, enough: Tensor | None = None) -> TaylorModels:

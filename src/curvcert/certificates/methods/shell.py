@@ -7,8 +7,16 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.method import without_constants
+from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.method import AbstractCertificateMethod, AbstractStep, Question, Samples
+from curvcert.certificates.methods.method import (
+    AbstractCertificateMethod,
+    AbstractStep,
+    Question,
+    Samples,
+    reason_without_curvature,
+)
 from curvcert.certificates.radii import combined_radius, curvature_radius, lipschitz_radius
 from curvcert.certificates.shell import Layers, Query, layers_of, shell_radii
 
@@ -22,6 +30,10 @@ class ShellRadius(AbstractCertificateMethod):
     way: str = "shell"
     in_auto: bool = True
 
+    def reason_to_skip(self, problem: Problem) -> str | None:
+        """Apply to smooth networks."""
+        return reason_without_curvature(problem)
+
     @property
     def tables(self) -> Tables:
         """Global constants of both orders, which shells take along."""
@@ -32,6 +44,10 @@ class ShellRadius(AbstractCertificateMethod):
 
         Shells cost less than anchored constants: where radii are to be decided they go first, with global ones.
         """
+        if not question.network.has_constants:
+            if question.alone:
+                raise without_constants(question.network)
+            return []  # the constants' own note says why
         layers = shared_layers(question)
         late = _ByShells(layers, cost=50)
         return [_ByShells(layers, cost=30), late] if question.epsilons and not question.alone else [late]

@@ -18,14 +18,14 @@ the change of its Jacobian.  With :math:`\phi'` in [a, b] and :math:`|\phi''| \l
 """
 
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
-from curvcert.certificates.shell.centre import AtCentre, Jacobian
+from curvcert.certificates.shell.centre import AtAffine, AtBent, AtCentre, Jacobian
 from curvcert.certificates.shell.layers import Layer
 from curvcert.certificates.shell.norms import stepped, vector_norms
-from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.propagation.relaxation import Reach
@@ -33,25 +33,49 @@ from curvcert.propagation.slopes import Slopes, curvatures_within, slopes_within
 from curvcert.rounding import gamma, inflate
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class OverBall:
-    """One block over the ball; Rz and Ez only where Jacobians are formed.
+class AffineBall:
+    """A block without an activation over the ball; `growth` is :math:`\\Lambda`."""
+
+    at: AtAffine
+    growth: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BentBall:
+    """A block with an activation over the ball.
 
     `saturated` and `linear` bound the change of each slope, `curvatures` :math:`|\\phi''|`, `growth` is
-    :math:`\\Lambda`, and `Ez` bounds the change of the Jacobian of z, saturated and linear.
+    :math:`\\Lambda`; `beside` is there where the block's Jacobian is formed.
     """
 
+    at: AtBent
     growth: Tensor
-    zeta: Tensor | None = None
-    curvatures: Tensor | None = None
-    saturated: Tensor | None = None
-    linear: Tensor | None = None
-    Rz: Tensor | None = None
-    Ez: tuple[Tensor, Tensor] | None = None
+    zeta: Tensor
+    curvatures: Tensor
+    saturated: Tensor
+    linear: Tensor
+    beside: "BesideJacobian | None"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BesideJacobian:
+    """What a formed Jacobian J of z leaves: the remainder of z, and the change of J, saturated and linear."""
+
+    J: Jacobian
+    Rz: Tensor
+    Ez: tuple[Tensor, Tensor]
+
+
+OverBall = AffineBall | BentBall
+"""One block over the ball."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Front:
+class _State:
     """What is carried forward: rho, R, r and both E; the last three only beside Jacobians, r only from the first on."""
 
     rho: Tensor
@@ -73,18 +97,21 @@ class _Moved:
 def over_balls(centres: list[AtCentre], t: Tensor, inputs: int) -> list[OverBall]:
     """Carry balls of radius t (batch,) forward."""
     zero = torch.zeros_like(t)
-    first = next((at for at in centres if at.z is not None), None)
+    first = next((at for at in centres if isinstance(at, AtBent)), None)
     formed = first is not None and first.jacobian is not None
-    fronts = {0: _Front(t, zero, t.new_zeros(len(t), inputs) if formed else None, (zero, zero))}
-    found = []
+    fronts = {0: _State(t, zero, t.new_zeros(len(t), inputs) if formed else None, (zero, zero))}
+    found = list[OverBall]()
     for at in centres:
         unit = at.layer.unit
-        part, fronts[unit.output] = _step(at, [fronts[source] for source in unit.sources], t, last=at is centres[-1])
+        read = [fronts[source] for source in unit.sources]
+        last = at is centres[-1]
+        part, front = _affine_step(at, read, t) if isinstance(at, AtAffine) else _bent_step(at, read, t, last)
+        fronts[unit.output] = front
         found.append(part)
     return found
 
 
-def _stacked(fronts: list[_Front], p: float) -> _Front:
+def _stacked(fronts: list[_State], p: float) -> _State:
     """Return what is carried of several values, stacked; what Jacobians have is meant in l2 only."""
     if len(fronts) == 1:
         return fronts[0]
@@ -92,36 +119,31 @@ def _stacked(fronts: list[_Front], p: float) -> _Front:
     E = (stepped(stacked_size([f.E[0] for f in fronts], 2)), stepped(stacked_size([f.E[1] for f in fronts], 2)))
     remainders = [f.r for f in fronts if f.r is not None]
     r = torch.cat(remainders, dim=1) if len(remainders) == len(fronts) else None
-    return _Front(rho, R, r, E)
+    return _State(rho, R, r, E)
 
 
-def _step(at: AtCentre, fronts: list[_Front], t: Tensor, last: bool) -> tuple[OverBall, _Front]:
-    layer, front = at.layer, _stacked(fronts, at.layer.p)
-    if at.z is None or at.slopes is None:
-        return _affine_step(at, fronts, front, t)
-    block = layer.smooth
-    moved = _moved(at, block, fronts, front, t)
+def _bent_step(at: AtBent, fronts: list[_State], t: Tensor, last: bool) -> tuple[BentBall, _State]:
+    layer, front, J, activation = at.layer, _stacked(fronts, at.layer.p), at.jacobian, at.block.activation
+    moved = _moved(at, fronts, front, t)
     z = Reach(at.z, moved.d, moved.d)
-    slopes, c = slopes_within(block.activation, z), curvatures_within(block.activation, z)
+    slopes, c = slopes_within(activation, z), curvatures_within(activation, z)
     linear = stepped(c * moved.d)
     saturated = torch.minimum(_farthest(slopes, at.slopes), linear)
     growth = torch.zeros_like(t) if last else _growth(at, slopes)  # behind the last block nothing grows
-    part = OverBall(growth, moved.zeta, c, saturated, linear)
-    if at.jacobian is not None:
-        Ez = (stepped(layer.W * front.E[0]), stepped(layer.W * front.E[1]))
-        part = replace(part, Rz=moved.Rz, Ez=Ez)
+    Ez = (stepped(layer.W * front.E[0]), stepped(layer.W * front.E[1]))
+    beside = None if J is None else BesideJacobian(J, moved.Rz, Ez)
+    part = BentBall(at, growth, moved.zeta, c, saturated, linear, beside)
     if last:
         return part, front
     s = slopes.steepest
     inner = torch.minimum(vector_norms(s * moved.d, layer.p), s.amax(dim=1) * moved.zeta)
     rho = torch.minimum(growth * front.rho, layer.H * front.rho + layer.G * inner)
     rho = stepped(torch.minimum(rho, layer.reach * t))
-    if at.jacobian is None:
-        return part, _unformed(at, part, replace(front, rho=rho), t)
-    return part, _carried(at, at.jacobian, part, moved, replace(front, rho=rho), t)
+    front = replace(front, rho=rho)
+    return part, _unformed(part, front, t) if J is None else _carried(part, J, moved, front, t)
 
 
-def _moved(at: AtCentre, block: Block, fronts: list[_Front], front: _Front, t: Tensor) -> _Moved:
+def _moved(at: AtBent, fronts: list[_State], front: _State, t: Tensor) -> _Moved:
     """Bound how far z moves, as a whole and neuron by neuron."""
     layer = at.layer
     zeta, d = layer.W * front.rho, layer.rows * front.rho[:, None]
@@ -135,7 +157,7 @@ def _moved(at: AtCentre, block: Block, fronts: list[_Front], front: _Front, t: T
             rz = torch.minimum(rz, _rows_of_parts(layer, [f.R for f in fronts]))
             Rz = torch.minimum(Rz, sum_of_parts(layer, [f.R for f in fronts]))
         if front.r is not None:
-            rz = torch.minimum(rz, _image(magnitude(block.W), front.r))
+            rz = torch.minimum(rz, _image(magnitude(at.block.W), front.r))
         Rz = torch.minimum(Rz, vector_norms(rz, 2))
         zeta = torch.minimum(zeta, at.jacobian.norm * t + Rz)
         d = torch.minimum(d, at.jacobian.rows * t[:, None] + rz)
@@ -154,28 +176,23 @@ def _rows_of_parts(layer: Layer, sizes: list[Tensor]) -> Tensor:
     return stepped(torch.stack(terms).sum(dim=0))
 
 
-def _unformed(at: AtCentre, part: OverBall, front: _Front, t: Tensor) -> _Front:
+def _unformed(part: BentBall, front: _State, t: Tensor) -> _State:
     r"""Carry on, behind rho, what Jacobians of later blocks need.
 
     Here :math:`\|\mathrm{diag}(\Delta) J\| \le \max \Delta\, \|J\|`.  The linear E at st is at most s times that at t,
     so that the remainder, its integral, is at most half of E t.
     """
-    if at.steepness is None:
+    layer, steepness = part.at.layer, part.at.steepness
+    if steepness is None:
         return front
-    assert part.saturated is not None
-    assert part.linear is not None
-    changes = [at.layer.G * change.amax(dim=1) * at.steepness for change in (part.saturated, part.linear)]
+    changes = [layer.G * change.amax(dim=1) * steepness for change in (part.saturated, part.linear)]
     E = (stepped(part.growth * front.E[0] + changes[0]), stepped(part.growth * front.E[1] + changes[1]))
     return replace(front, E=E, R=stepped(E[1] * t / 2))
 
 
-def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, front: _Front, t: Tensor) -> _Front:
+def _carried(part: BentBall, jacobian: Jacobian, moved: _Moved, front: _State, t: Tensor) -> _State:
     """Carry remainders and the Jacobian's change on, behind rho."""
-    layer, block = at.layer, at.layer.smooth
-    assert at.slopes is not None
-    assert at.growth is not None
-    assert part.linear is not None
-    assert part.saturated is not None
+    at, layer, block = part.at, part.at.layer, part.at.block
     S = at.slopes.steepest
     e = stepped(part.linear * moved.d / 2)
     nu = torch.minimum(vector_norms(e, 2), part.linear.amax(dim=1) * moved.zeta / 2)
@@ -183,17 +200,17 @@ def _carried(at: AtCentre, jacobian: Jacobian, part: OverBall, moved: _Moved, fr
     inner = torch.minimum(vector_norms(bent, 2), S.amax(dim=1) * moved.Rz) + nu
     r = _image(magnitude(block.G), stepped(bent + e))
     if block.is_residual:
-        assert front.r is not None
-        r = stepped(r + _image(magnitude(block.H), front.r))
+        # No entry of a remainder is larger than the whole.
+        r = stepped(r + (layer.H * front.R[:, None] if front.r is None else _image(magnitude(block.H), front.r)))
     R = torch.minimum(at.growth * front.R + layer.G * nu, layer.H * front.R + layer.G * inner)
     R = stepped(torch.minimum(R, vector_norms(r, 2)))
     changes = layer.G * jacobian.weighted(stepped(torch.stack([part.saturated, part.linear], dim=1).square()))
     E = (stepped(part.growth * front.E[0] + changes[:, 0]), stepped(part.growth * front.E[1] + changes[:, 1]))
-    return _Front(stepped(torch.minimum(front.rho, jacobian.output * t + R)), R, r, E)
+    return _State(stepped(torch.minimum(front.rho, jacobian.output * t + R)), R, r, E)
 
 
-def _affine_step(at: AtCentre, fronts: list[_Front], front: _Front, t: Tensor) -> tuple[OverBall, _Front]:
-    layer, H = at.layer, at.layer.H
+def _affine_step(at: AtAffine, fronts: list[_State], t: Tensor) -> tuple[AffineBall, _State]:
+    layer, H, front = at.layer, at.layer.H, _stacked(fronts, at.layer.p)
 
     def moved(whole: Tensor, parts: list[Tensor]) -> Tensor:
         return torch.minimum(H * whole, sum_of_parts(layer, parts)) if layer.parts else H * whole
@@ -207,25 +224,23 @@ def _affine_step(at: AtCentre, fronts: list[_Front], front: _Front, t: Tensor) -
         stepped(moved(front.E[0], [f.E[0] for f in fronts])),
         stepped(moved(front.E[1], [f.E[1] for f in fronts])),
     )
-    return OverBall(H.expand_as(t)), _Front(rho, R, r, E)
+    return AffineBall(at, H.expand_as(t)), _State(rho, R, r, E)
 
 
-def _growth(at: AtCentre, slopes: Slopes) -> Tensor:
+def _growth(at: AtBent, slopes: Slopes) -> Tensor:
     r"""Bound :math:`\|H + G\, \mathrm{diag}(s) W\|` for all slopes s over the ball.
 
     The least of :math:`\|H\| + \|G\| \|\mathrm{diag}(s) W\|`, the norm at x plus
     :math:`\|G\| \|\mathrm{diag}(|s - S|) W\|`, the same about the middle slope, and the block's global constant.
     """
     layer = at.layer
-    assert at.slopes is not None
-    assert at.sloped is not None
     s, low, high = slopes.steepest, at.slopes.lower, at.slopes.upper
     floor = torch.where(low * high > 0, torch.minimum(low.abs(), high.abs()), 0.0)
     weighted = at.sloped + layer.weighted_by_gram(stepped((s - floor).clamp(min=0.0)))
     # Where the norm at x is the very one, sums along lines have nothing to add.
     weighted = torch.minimum(weighted, s.amax(dim=1) * layer.W if layer.factor is not None else layer.weighted(s))
     growth = torch.minimum(weighted if layer.plain else layer.H + layer.G * weighted, layer.constant)
-    if not layer.plain and at.growth is not None:
+    if not layer.plain:
         growth = torch.minimum(growth, at.growth + layer.G * layer.weighted_by_gram(_farthest(slopes, at.slopes)))
         mu, linear = layer.about_centre
         growth = torch.minimum(growth, linear + layer.G * layer.weighted_by_gram(slopes.about(mu)))

@@ -23,11 +23,12 @@ since :math:`D_k J_k - \nu_k C_k = (D_k - \mu_k) J_k + \mu_k (J_k - \nu_{k-1} C_
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import final
 
 import torch
 from torch import Tensor
 
-from curvcert.certificates.shell.layers import Layer, Layers
+from curvcert.certificates.shell.layers import Layer, Layers, Root
 from curvcert.certificates.shell.norms import FLOOR, STEP, congruent_eigenvalues, frobenius_norms, spectral_norms
 from curvcert.errors import UnsupportedModule
 from curvcert.network import Block
@@ -80,20 +81,42 @@ class Jacobian:
         root = root + peak * self.error[:, None]
         return inflate(torch.minimum(root, peak * self.norm[:, None]), STEP)
 
-    def weighted_itself(self, w: Tensor) -> Tensor:
-        r"""Bound the same, for one weight a sample, (batch, n), by the matrix with its signs: (batch,)."""
-        assert self.matrix is not None
+    def sharpened(self, bound: Tensor, w: Tensor) -> Tensor:
+        """Return the lesser of a bound on the same, for one weight per sample, and that by the matrix with its signs.
+
+        `w` is (batch, n), and the bound (batch,); it stays as it is where the matrix was not kept.
+        """
+        if self.matrix is None:
+            return bound
         root = w.sqrt()
         exact = spectral_norms(root[:, :, None] * self.matrix) + root.amax(dim=1) * self.error
-        return inflate(exact, STEP) + FLOOR
+        return torch.minimum(bound, inflate(exact, STEP) + FLOOR)
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class AtCentre:
-    """One block at the samples; everything flat, (batch, n) or (batch, pairs, n), and None for an affine block.
+class AtAffine:
+    """A block without an activation, of which nothing depends on the samples."""
+
+    layer: Layer
+
+    def of_samples(self, index: Tensor) -> "AtAffine":
+        """Return the same for some of the samples."""
+        return self
+
+    def of_pairs(self, index: Tensor) -> "AtAffine":
+        """Return the same for some of the pairs."""
+        return self
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AtBent:
+    """A block with an activation at the samples; everything flat, (batch, n) or (batch, pairs, n).
 
     Attributes:
         layer: the block and its norms.
+        block: the block itself.
         z: the pre-activations with their error.
         slopes: intervals that hold the true slopes.
         sizes: bounds on |G' g|, g the gradients of the pairs behind the block.
@@ -104,42 +127,42 @@ class AtCentre:
     """
 
     layer: Layer
-    z: Computed | None = None
-    slopes: Slopes | None = None
-    sizes: Tensor | None = None
-    sloped: Tensor | None = None
-    growth: Tensor | None = None
-    jacobian: Jacobian | None = None
-    steepness: Tensor | None = None
+    block: Block
+    z: Computed
+    slopes: Slopes
+    sizes: Tensor
+    sloped: Tensor
+    growth: Tensor
+    jacobian: Jacobian | None
+    steepness: Tensor | None
 
     @cached_property
     def powers(self) -> Tensor:
         """What norms of the sizes are made of: their squares in l2, themselves otherwise."""
-        assert self.sizes is not None
         return self.sizes.square() if self.layer.p == 2 else self.sizes
 
-    def of_samples(self, index: Tensor) -> "AtCentre":
+    def of_samples(self, index: Tensor) -> "AtBent":
         """Return the same for some of the samples."""
-        if self.z is None or self.slopes is None or self.sizes is None or self.sloped is None:
-            return self
-        z, slopes = self.z, self.slopes
-        return AtCentre(
+        return AtBent(
             self.layer,
-            z.of_samples(index),
-            slopes.of_samples(index),
+            self.block,
+            self.z.of_samples(index),
+            self.slopes.of_samples(index),
             self.sizes[index],
             self.sloped[index],
-            None if self.growth is None else self.growth[index],
+            self.growth[index],
             None if self.jacobian is None else self.jacobian.of_samples(index),
             self.steepness,
         )
 
-    def of_pairs(self, index: Tensor) -> "AtCentre":
+    def of_pairs(self, index: Tensor) -> "AtBent":
         """Return the same for some of the pairs, (batch, fewer) by their places."""
-        if self.sizes is None:
-            return self
         places = index[:, :, None].expand(-1, -1, self.sizes.shape[2])
         return replace(self, sizes=self.sizes.gather(1, places))
+
+
+AtCentre = AtAffine | AtBent
+"""One block at the samples."""
 
 
 def pair_gradients(at: AtPoints, label: Tensor, others: Tensor) -> dict[int, Covectors]:
@@ -152,8 +175,8 @@ def pair_gradients(at: AtPoints, label: Tensor, others: Tensor) -> dict[int, Cov
 
 def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors]) -> list[AtCentre]:
     """Return what holds at a batch, for the pairs with these gradients at the values that units give."""
-    found, pushes = [], _Push.start(layers)
-    front = _Front.start(at.evaluation.values[0].value)
+    found, pushes = list[AtCentre](), _Push.start(layers)
+    product, root = _Product.start(at.evaluation.values[0].value), layers.root
     # Behind the convolutions of a trained 6C2F, signs make the norms of weighted Jacobians about half as large; the
     # radii of three dense networks hardly changed (at most 0.04%), at a third more time.
     kept = all(each.drift.shape[1] == 1 for each in gradients.values()) and layers.jacobians_from != 0
@@ -163,14 +186,14 @@ def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors])
         push = _Push.stacked([pushes[source] for source in unit.sources]) if unit.sources[0] in pushes else None
         bent = unit.activated
         if bent is None:
-            found.append(AtCentre(layer))
+            found.append(AtAffine(layer))
             if push is not None and not last:
                 pushes[unit.output] = push.image(unit.H)
             continue
         flat, slopes = at.evaluation.values[bent.z].flat, at.slopes[bent.hidden].flat
         sizes = _sizes(layer, bent.block, gradients[unit.output])
-        if k == layers.jacobians_from and push is None:
-            push = front.push(layers)
+        if k == layers.jacobians_from and push is None and root is not None:
+            push = product.push(layer, bent.block, root)
         # Beside its Jacobian the growth of a first layer hardly counts, nor that of the last: the cheap norm will do.
         cheap = last or k == layers.jacobians_from
         sloped = layer.weighted(slopes.steepest) if cheap else _sloped_norms(layer, slopes)
@@ -181,9 +204,9 @@ def at_centres(layers: Layers, at: AtPoints, gradients: Mapping[int, Covectors])
                 pushes[unit.output] = result
         elif layers.jacobians_from is not None:
             steepness = layers.steepness(k)
-            front = front.through(layer, slopes, steepness)
+            product = product.through(layer, slopes, steepness)
         growth = sloped if layer.plain or last else _growth(layer, bent, slopes, sloped, jacobian is not None)
-        found.append(AtCentre(layer, flat, slopes, sizes, sloped, growth, jacobian, steepness))
+        found.append(AtBent(layer, bent.block, flat, slopes, sizes, sloped, growth, jacobian, steepness))
     return found
 
 
@@ -219,7 +242,7 @@ def _growth(layer: Layer, unit: ActivatedUnit, slopes: Slopes, sloped: Tensor, f
 
 
 @dataclass(frozen=True, eq=False)
-class _Front:
+class _Product:
     """The Jacobian of x -> x_k as a number times the product of all W so far, (batch,), and how far that is off.
 
     `size` bounds the norm of the product.
@@ -230,10 +253,10 @@ class _Front:
     size: Tensor
 
     @staticmethod
-    def start(x: Tensor) -> "_Front":
-        return _Front(x.new_ones(len(x)), x.new_zeros(len(x)), x.new_ones(()))
+    def start(x: Tensor) -> "_Product":
+        return _Product(x.new_ones(len(x)), x.new_zeros(len(x)), x.new_ones(()))
 
-    def through(self, layer: Layer, slopes: Slopes, steepness: Tensor) -> "_Front":
+    def through(self, layer: Layer, slopes: Slopes, steepness: Tensor) -> "_Product":
         low, high = slopes.lower.amin(dim=1), slopes.upper.amax(dim=1)
         middle = (low + high) / 2
         half = torch.maximum(high - middle, middle - low)
@@ -241,21 +264,16 @@ class _Front:
         size = inflate(layer.W * self.size, 0.0)
         # The number rounds, and what stands for mu nu times the product is off by that.
         error = half * steepness + middle.abs() * layer.W * self.error + 2 * UNIT_ROUNDOFF * number.abs() * size
-        return _Front(number, inflate(error, STEP), size)
+        return _Product(number, inflate(error, STEP), size)
 
-    def push(self, layers: Layers) -> "_Push":
-        """Return the Jacobian of the next z."""
-        root = layers.root
-        assert root is not None
-        assert layers.jacobians_from is not None
-        layer = layers.layers[layers.jacobians_from]
-        error, shape = layer.W * self.error, layer.smooth.W.out_shape
-        X = self.number.reshape(-1, *[1] * (1 + len(shape))) * root.reshape(1, len(root), *shape)
+    def push(self, layer: Layer, block: Block, root: Root) -> "_Push":
+        """Return the Jacobian of the next z, that of this block."""
+        error, shape, R = layer.W * self.error, block.W.out_shape, root.transposed
+        X = self.number.reshape(-1, *[1] * (1 + len(shape))) * R.reshape(1, len(R), *shape)
         error = error + 2 * UNIT_ROUNDOFF * frobenius_norms(X.flatten(2))
-        norm, gram = layers.root_bounds
         error, scale = inflate(error, STEP), self.number.abs()
-        known = _Known(inflate(scale * norm + error, STEP), gram, scale)
-        return _Push(X, error, layers.problem.norms, known=known, at_z=True)
+        known = _Known(inflate(scale * root.norm + error, STEP), root.gram, scale)
+        return _Push(X, error, layer.norms, known=known, at_z=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +307,8 @@ class _Push:
         if layers.jacobians_from != 0:
             return {}
         zero = torch.zeros((), dtype=torch.float64, device=layers.network.device)
-        return {0: _Push(layers.basis, zero, layers.problem.norms, layers.root, at_input=True)}
+        root = None if layers.root is None else layers.root.transposed
+        return {0: _Push(layers.basis, zero, layers.problem.norms, root, at_input=True)}
 
     @staticmethod
     def stacked(pushes: "list[_Push]") -> "_Push":

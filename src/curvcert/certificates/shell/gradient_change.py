@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from curvcert.certificates.shell.ball import OverBall
-from curvcert.certificates.shell.centre import AtCentre
+from curvcert.certificates.shell.ball import BentBall, OverBall
 from curvcert.certificates.shell.norms import paired_norms, stepped
 from curvcert.norms import conjugate
 from curvcert.rounding import inflate
@@ -41,16 +40,17 @@ class GradientChange:
     linear: Tensor
 
 
-def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pairs: int) -> GradientChange:
+def gradient_change(ball: list[OverBall], t: Tensor, pairs: int) -> GradientChange:
     """Bound the change of every pair's gradient over balls of radius t, (batch,)."""
     zero = t.new_zeros(len(t), pairs)
-    etas: dict[int, Both] = {centres[-1].layer.unit.output: (zero, zero)}
+    etas: dict[int, Both] = {ball[-1].at.layer.unit.output: (zero, zero)}
     total: Both | None = (zero, zero)
-    for at, part in zip(reversed(centres), reversed(ball), strict=True):
-        layer, eta, growth = at.layer, etas.pop(at.layer.unit.output), part.growth[:, None]
+    for part in reversed(ball):
+        layer, growth = part.at.layer, part.growth[:, None]
+        eta = etas.pop(layer.unit.output)
         sent: list[Both] = [(stepped(growth * eta[0]), stepped(growth * eta[1]))] * len(layer.unit.sources)
-        if at.z is not None:
-            v, terms = _effects(at, part, t)
+        if isinstance(part, BentBall):
+            v, terms = _effects(part, t)
             whole = (stepped(growth * eta[0] + layer.W * v[0]), stepped(growth * eta[1] + layer.W * v[1]))
             sent = [whole] * len(layer.unit.sources)
             if total is not None:
@@ -66,17 +66,12 @@ def gradient_change(centres: list[AtCentre], ball: list[OverBall], t: Tensor, pa
     return GradientChange(*eta)
 
 
-def _effects(at: AtCentre, part: OverBall, t: Tensor) -> tuple[Both, Both | None]:
+def _effects(part: BentBall, t: Tensor) -> tuple[Both, Both | None]:
     """Return v of one block, saturated and linear, and its terms of (B) where Jacobians are formed."""
+    at, beside = part.at, part.beside
     u, p = at.sizes, at.layer.p
-    assert u is not None
-    assert part.curvatures is not None
-    assert part.saturated is not None
-    assert part.linear is not None
-    assert part.zeta is not None
     changes = torch.stack([part.saturated, part.linear], dim=2)
-    J = at.jacobian
-    if J is None or part.Rz is None or part.Ez is None:
+    if beside is None:
         peak = inflate((u * part.curvatures[:, None]).amax(dim=2), 0.0)
         v = paired_norms(at.powers, changes, conjugate(p))
         if p <= 2:
@@ -86,18 +81,17 @@ def _effects(at: AtCentre, part: OverBall, t: Tensor) -> tuple[Both, Both | None
         if at.steepness is None:
             return effects, None
         return effects, (stepped(at.steepness * effects[0]), stepped(at.steepness * effects[1]))
-    norm, t = J.norm[:, None], t[:, None]
+    J, norm, t = beside.J, beside.J.norm[:, None], t[:, None]
     h = inflate(u * part.curvatures[:, None], 0.0)
     peak, pairs = h.amax(dim=2), h.shape[1]
     sizes = paired_norms(at.powers, changes, 2)
     # ||diag(h) J|| and ||diag(h)^(1/2) J||, whose square is ||J' diag(h) J||.
     weighted = J.weighted(torch.cat([stepped(h.square()), h], dim=1))
-    remainder = peak * part.Rz[:, None]
+    remainder = peak * beside.Rz[:, None]
     shared = torch.minimum(weighted[:, :pairs] * t + remainder, peak * part.zeta[:, None])
     v0, v1 = (stepped(torch.minimum(sizes[:, :, kind], shared)) for kind in (0, 1))
     core = weighted[:, pairs:]
-    if J.matrix is not None:
-        core = torch.minimum(core, J.weighted_itself(h[:, 0])[:, None])
+    core = J.sharpened(core[:, 0], h[:, 0])[:, None] if pairs == 1 else core
     core = core.square() * t + norm * remainder
-    terms = [stepped(torch.minimum(core, norm * v) + E[:, None] * v) for v, E in zip((v0, v1), part.Ez, strict=True)]
+    terms = [stepped(torch.minimum(core, norm * v) + E[:, None] * v) for v, E in zip((v0, v1), beside.Ez, strict=True)]
     return (v0, v1), (terms[0], terms[1])

@@ -35,7 +35,7 @@ from curvcert.operators.magnitudes import (
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 JACOBIAN_ELEMENTS = 2**20
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
@@ -161,6 +161,26 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
+class Root:
+    """The transpose of R, which dominates a product of maps: R R' is its Gram matrix, or more."""
+
+    transposed: Tensor
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """A bound on the norm of R."""
+        return spectral_norm_of_matrix_upper_bound(self.transposed.mT)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """Bounds on the absolute values of R R', (1, n, n)."""
+        R = self.transposed.mT
+        rows = norm_upper_bound_of_vectors(R, 2, 1)
+        rounding = Upper(rows[:, None]) * rows[None, :] * gamma(len(R) + 16)
+        return (rounding + (R @ R.mT).abs()).bound[None]
+
+
+@dataclass(frozen=True, eq=False)
 class Layers:
     """A network ready for shell certificates; made by `layers_of`.  Its norms are computed when they are needed."""
 
@@ -188,8 +208,8 @@ class Layers:
         return self.problem.network
 
     @cached_property
-    def root(self) -> Tensor | None:
-        """The transpose of R in place of the product of all W so far, or None where Jacobians start from a basis."""
+    def root(self) -> "Root | None":
+        """What stands for the product of all W so far, or None where Jacobians start from a basis."""
         if self.jacobians_from is None:
             return None
         front = self.network.units[: self.jacobians_from + 1]
@@ -201,16 +221,7 @@ class Layers:
             return None
         for W in behind:
             product = W @ product
-        return dominating_factor(*self.problem.norms.gram(product)).mT.contiguous()
-
-    @cached_property
-    def root_bounds(self) -> tuple[Tensor, Tensor]:
-        """Bounds on R: its norm, and the absolute values of R R', (1, n, n)."""
-        assert self.root is not None
-        R = self.root.mT
-        rows = inflate(torch.linalg.vector_norm(R, dim=1), gamma(len(R) + 8))
-        gram = (R @ R.mT).abs() + gamma(len(R) + 16) * rows[:, None] * rows[None, :]
-        return spectral_norm_of_matrix_upper_bound(R), inflate(gram, 0.0)[None]
+        return Root(dominating_factor(*self.problem.norms.gram(product)).mT.contiguous())
 
     def steepness(self, k: int) -> Tensor:
         """Bound the norm of the Jacobian of z in block k, anywhere."""

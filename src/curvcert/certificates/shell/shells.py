@@ -78,7 +78,7 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
 
 def gradient_growth(layers: Layers, centres: list[AtCentre], t: Tensor) -> Tensor:
     r"""Bound :math:`\kappa` with :math:`|\nabla F(x') - \nabla F(x)| \le \kappa |x' - x|` within t of x, (batch,)."""
-    change = gradient_change(centres, over_balls(centres, t, math.prod(layers.network.in_shape)), t, 1)
+    change = gradient_change(over_balls(centres, t, math.prod(layers.network.in_shape)), t, 1)
     return inflate(change.linear[:, 0] / t, 0.0)
 
 
@@ -154,7 +154,7 @@ def _walk(centres: list[AtCentre], pairs: Pairs, end: Tensor, shells: int, input
     for j in range(1, shells + 1):
         high = end * (j / shells)
         ball = over_balls(centres, high, inputs)
-        change = gradient_change(centres, ball, high, pairs.m.shape[1])
+        change = gradient_change(ball, high, pairs.m.shape[1])
         spent = integrate_shell(spent, pairs, change, low, high)
         # The first pair to stop gives the sample's radius: the others need not go on.
         whole = spent.open_.all(dim=1)

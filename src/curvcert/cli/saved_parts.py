@@ -72,7 +72,7 @@ def digest_of(values: Tensor) -> str:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Parts:
+class SavedParts:
     """The folder of a certification in parts."""
 
     folder: Path
@@ -100,7 +100,7 @@ class Parts:
         self._require_same(path, saved)
 
     def opened(self) -> bool:
-        """Tell whether the folder is open for this plan; raise if it holds parts of another one."""
+        """Whether the folder is open for this plan; raise if it holds parts of another one."""
         path = self.folder / "plan.json"
         try:
             saved = path.read_bytes()

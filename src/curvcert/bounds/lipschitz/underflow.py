@@ -67,7 +67,8 @@ class _Bits(AbstractForward[float]):
         return min(value + self.of(term.map) for term, value in zip(node.terms, values, strict=True))
 
     def elementwise(self, node: ElementwiseNode, value: float) -> float:
-        return value + bits_below_one(max(map(abs, node.activation.slope)))
+        steepest = max(map(abs, node.activation.slope))
+        return value + (0.0 if math.isinf(steepest) else bits_below_one(steepest))
 
     def max_pool(self, node: MaxPoolNode, value: float) -> float:
         return value

@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class lazily(Generic[T]):
+class computed_once(Generic[T]):
     """`functools.cached_property` without its lock, which Python 3.11 still has and torch.compile cannot enter.
 
     >>> class Constants:
-    ...     @lazily
+    ...     @computed_once
     ...     def norm(self) -> float:
     ...         print("computing")
     ...         return 2.0
@@ -24,12 +24,12 @@ class lazily(Generic[T]):
         self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     @overload
-    def __get__(self, owner: None, kind: type) -> "lazily[T]": ...
+    def __get__(self, owner: None, kind: type) -> "computed_once[T]": ...
 
     @overload
     def __get__(self, owner: object, kind: type | None = None) -> T: ...
 
-    def __get__(self, owner: object | None, kind: type | None = None) -> "T | lazily[T]":
+    def __get__(self, owner: object | None, kind: type | None = None) -> "T | computed_once[T]":
         """Compute the value and keep it among the owner's attributes, where it is found from then on."""
         if owner is None:
             return self

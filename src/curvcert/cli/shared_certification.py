@@ -20,7 +20,7 @@ from curvcert.certificates.certificate import concatenate
 from curvcert.certificates.evidence import input_digests
 from curvcert.cli.heartbeats import Heart, Watch, forget
 from curvcert.cli.output import Output
-from curvcert.cli.parts import Parts
+from curvcert.cli.saved_parts import SavedParts
 from curvcert.errors import InvalidFile, InvalidInput, SoundnessError
 from curvcert.training.distributed import Place
 
@@ -36,10 +36,10 @@ Found = tuple[Certificate, Attack | None]
 
 @final
 @dataclass(frozen=True, eq=False)
-class Shares:
+class SharedCertification:
     """The parts of a certification as one of several ranks sees them."""
 
-    parts: Parts
+    parts: SavedParts
     place: Place
     output: Output
     lost_after: float = LOST_AFTER
