@@ -234,7 +234,9 @@ def test_path_maps_that_are_too_short_are_noticed(monkeypatch: pytest.MonkeyPatc
     rest = float(Ball(found, t).rest[z][1])
     assert exact <= rest <= 1.05 * exact
     paths = Expansion.path_norms.func
-    monkeypatch.setattr(module.Expansion, "path_norms", property(lambda self: {k: 0.9 * v for k, v in paths(self).items()}))
+    monkeypatch.setattr(
+        module.Expansion, "path_norms", property(lambda self: {k: 0.9 * v for k, v in paths(self).items()})
+    )
     bent = Expansion.bent_paths.func
     monkeypatch.setattr(
         module.Expansion,

@@ -39,7 +39,6 @@ from torch import Tensor
 from curvcert.activations import derivative_range, second_derivative_range
 from curvcert.activations.quotients import second_quotient_range
 from curvcert.memory import spare_elements
-from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
 from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode
 from curvcert.operators import AbstractLinearMap
@@ -76,12 +75,6 @@ _YOUNG = 1e-6
 
 _SHARE = 0.1
 """How much of a neuron's weight is decided by all directions rather than by the gradient's."""
-
-
-def form_work(network: Network) -> float:
-    """Return how many products the Gram matrices of one form take, about."""
-    neurons = sum(math.prod(node.shape) for node in network.nodes if isinstance(node, ElementwiseNode))
-    return float(neurons) * math.prod(network.in_shape) ** 2
 
 
 @dataclass(frozen=True, eq=False)
