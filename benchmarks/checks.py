@@ -4,10 +4,10 @@ Claim: no sample of a certificate is refused, and every radius of a network that
 again.  What no engine reaches is "cannot check", and counted.
 Hardware: whatever it runs on; the record says which.  One process, one thread.
 Trials: the first `--samples` images of the embedded MNIST sample or digits, certified with `method="checkable"`.
-Networks on colour images, whose data is not part of the package, are given random images and their own labels, and
-certified with `method="product"`: their maps are beyond the checker's size.
+Networks on colour images are certified on the first images of CIFAR-10's test set with `method="liplt"`, and some of
+them, whose curvature is small, with `method="compositional"` too: of those constants the checker's are never more.
 
-    python -m benchmarks.checks [--samples 20] [--networks NAME ...] [--quick]
+    python -m benchmarks.checks --data-folder DATA [--samples 20] [--networks NAME ...] [--quick]
 
 Networks that are not named keep their figures.
 """
@@ -29,28 +29,29 @@ from torch import Tensor, nn
 from benchmarks.harness import RESULTS, read_record, write_record
 from curvcert.certificates import certify
 from curvcert.checker import check_certificate
-from curvcert.data import load_demo_network, load_digits, load_mnist_network, load_mnist_sample
+from curvcert.data import load_cifar10, load_demo_network, load_digits, load_mnist_network, load_mnist_sample
 from curvcert.network import trace
 from curvcert.network.network_file import save_network
 from curvcert.training.kept import load_kept, read_digests
 
-COLOUR = (3, 32, 32)
+_BENT = ("6C2F-ours-seed0", "Lip-3C1F-ours-seed0")
+"""Networks that are certified by their curvature too."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network, and images and labels that it is certified on; without labels, its own."""
+    """A network, and images and labels that it is certified on."""
 
     model: Callable[[], nn.Module]
     x: Tensor
-    y: Tensor | None
+    y: Tensor
     method: str = "checkable"
 
 
-def cases(samples: int) -> dict[str, Case]:
-    """Return the embedded networks and the kept ones, by name."""
+def cases(samples: int, data_folder: Path | None) -> dict[str, Case]:
+    """Return the embedded networks and the kept ones, by name; those on CIFAR-10 where its folder is given."""
     digits, mnist = load_digits("test"), load_mnist_sample()
-    colour = torch.rand(samples, *COLOUR, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    colour = None if data_folder is None else load_cifar10("test", data_folder, download=False)
     grey = Case(load_mnist_network, mnist.as_float64()[:samples], mnist.labels[:samples])
     found = {
         "digits-embedded": Case(load_demo_network, digits.as_float64()[:samples], digits.labels[:samples]),
@@ -59,9 +60,13 @@ def cases(samples: int) -> dict[str, Case]:
     for name in sorted(read_digests(RESULTS)):
         if (RESULTS / "weights" / f"{name}.safetensors").is_file():
             model = partial(_kept, name)
-            found[name] = (
-                Case(model, grey.x, grey.y) if name.startswith("MNIST") else Case(model, colour, None, "product")
-            )
+            if name.startswith("MNIST"):
+                found[name] = Case(model, grey.x, grey.y)
+            elif colour is not None:
+                x, y = colour.as_float64()[:samples], colour.labels[:samples]
+                found[name] = Case(model, x, y, "liplt")
+                if name in _BENT:
+                    found[f"{name}, by curvature"] = Case(model, x, y, "compositional")
     return found
 
 
@@ -97,11 +102,12 @@ def main() -> None:
     """Certify, check and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--data-folder", type=Path, help="where CIFAR-10 is; without it only grey images are certified")
     parser.add_argument("--networks", nargs="+", metavar="NAME", help="some of them; all by default")
     parser.add_argument("--quick", action="store_true", help="two samples of the embedded networks, and no record")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    console, known = Console(soft_wrap=True), cases(2 if options.quick else options.samples)
+    console, known = Console(soft_wrap=True), cases(2 if options.quick else options.samples, options.data_folder)
     names = ["digits-embedded", "mnist-embedded"] if options.quick else options.networks or list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -14,7 +14,7 @@ from benchmarks.damages import mutations
 from curvcert.certificates import load_certificate
 from curvcert.certificates.record import KIND, VERSION
 from curvcert.checker import check_certificate
-from curvcert.checker.model import read_model
+from curvcert.checker.reading import read_model
 from curvcert.errors import CurvcertError, InvalidFile
 from curvcert.network import trace
 from curvcert.network.network_file import save_network

@@ -16,8 +16,9 @@ from curvcert.checker.anchored import anchored_curvatures, views_of
 from curvcert.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.facts import Facts
 from curvcert.checker.lines import by_lines
-from curvcert.checker.model import pair_rows, read_model
+from curvcert.checker.model import pair_rows
 from curvcert.checker.outward import Enclosed
+from curvcert.checker.reading import read_model
 from curvcert.checker.shells import Pairs, centres, gradient_change, spent
 from curvcert.network import Network
 from curvcert.network.network_file import save_network

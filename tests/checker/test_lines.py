@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from curvcert.checker.evaluation import Backed, Passed, backward, forward, gradient_norms, margins
 from curvcert.checker.facts import Facts
 from curvcert.checker.lines import by_lines, zones
-from curvcert.checker.model import read_model
+from curvcert.checker.reading import read_model
 from curvcert.checker.shells import Pairs, centres, spent
 from curvcert.network import Network, trace
 from curvcert.network.network_file import save_network

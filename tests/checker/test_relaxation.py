@@ -10,7 +10,7 @@ from torch import nn
 import curvcert
 from curvcert.checker.activations import activation
 from curvcert.checker.evaluation import forward
-from curvcert.checker.model import read_model
+from curvcert.checker.reading import read_model
 from curvcert.checker.relaxation import Ball, Relaxation, remainders, resting
 from curvcert.network.network_file import save_network
 from tests.certificates.cases import blobs, train

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import curvcert
-from curvcert.checker.model import read_model
+from curvcert.checker.reading import read_model
 from curvcert.errors import UnsupportedModule
 from curvcert.network import Network, trace
 from curvcert.network.evaluation import evaluate_with_error

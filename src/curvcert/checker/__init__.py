@@ -4,7 +4,8 @@ It shares nothing with what makes certificates but the error classes and the fil
 so.
 """
 
+from curvcert.checker.activations import Declared
 from curvcert.checker.check import check_certificate, evaluate_network
 from curvcert.checker.verdict import Verdict
 
-__all__ = ["Verdict", "check_certificate", "evaluate_network"]
+__all__ = ["Declared", "Verdict", "check_certificate", "evaluate_network"]

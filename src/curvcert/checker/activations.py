@@ -46,6 +46,7 @@ class Graph:
     limits: tuple[float, float]
     unit: float = 1.0
     known: float = math.inf
+    precision: float = ERROR
 
     @property
     def range(self) -> tuple[float, float]:
@@ -56,7 +57,7 @@ class Graph:
 
     def error(self, value: Array) -> Array:
         """Bound the error of computed values."""
-        return ERROR * (np.abs(value) + self.unit)
+        return self.precision * (np.abs(value) + self.unit)
 
     def over(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Enclose the values over intervals."""
@@ -448,6 +449,27 @@ _PLAIN: dict[str, Callable[[], Activation]] = {
     "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0), (0.0, 6.0)),
 }
 _PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu|softshrink)\(([0-9.eE+-]{1,32})\)")
+
+
+DECLARED_ERROR = 2.0**-43
+"""What the values of a declared formula may be off by, relatively and absolutely: taken as given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """A formula that a user declared, on float64 arrays, and the range of its slopes: believed, and said to be.
+
+    >>> Declared(np.cos, (-1.0, 1.0)).activation("cosine").slope
+    (-1.0, 1.0)
+    """
+
+    formula: Elementwise
+    slope: tuple[float, float]
+
+    def activation(self, name: str) -> Activation:
+        """Return it as an activation without a curvature: for Lipschitz certificates alone."""
+        value = Graph(self.formula, (), (-math.inf, math.inf), precision=DECLARED_ERROR)
+        return replace(_kinked(name, self.formula, self.slope), value=value)
 
 
 @lru_cache(maxsize=64)

@@ -114,7 +114,7 @@ def _closed(value: _Value) -> tuple[Piece, ...]:
 def _summed(k: int, node: Affine, found: list[_Value]) -> _Value:
     total: _Value | None = None
     for term in node.terms:
-        image = _image(term.map, found[term.source], k)
+        image = _image(term.matrix, found[term.source], k)
         total = image if total is None else _plus(total, image)
     assert total is not None
     total = replace(total, number=k, shift=total.shift + np.abs(node.offset) + node.error)
@@ -179,7 +179,7 @@ def _contracting(model: Model, k: int) -> set[int]:
         activated = model.nodes[term.source]
         z = model.nodes[activated.source] if isinstance(activated, Activated) else None
         if isinstance(z, Affine) and len(z.terms) == 1 and z.terms[0].source in skips:
-            W, G = z.terms[0].map, term.map
+            W, G = z.terms[0].matrix, term.matrix
             if W is not None and G is not None and diagonal_between(None, G, W) is not None:
                 found.add(z.terms[0].source)
     return found

@@ -5,17 +5,20 @@ be below the checker's own, a radius must not use up more of the margin than the
 smaller radius, a larger constant) is weaker and still true, so it passes.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from curvcert.checker.activations import Declared
 from curvcert.checker.claims import Claims, read_claims
 from curvcert.checker.evaluation import forward
 from curvcert.checker.facts import Facts
 from curvcert.checker.lipschitz import DUAL
-from curvcert.checker.model import read_model
 from curvcert.checker.outward import Array
+from curvcert.checker.reading import read_model
 from curvcert.checker.samples import Judgement, judged
 from curvcert.checker.tables import Tables
 from curvcert.checker.verdict import CANNOT, CONTRADICTED, PROVEN, Finding, Verdict
@@ -23,7 +26,11 @@ from curvcert.errors import InvalidInput, UnsupportedModule
 
 
 def check_certificate(
-    certificate: Path | str, model: Path | str, x: NDArray[np.floating], y: NDArray[np.integer] | None = None
+    certificate: Path | str,
+    model: Path | str,
+    x: NDArray[np.floating],
+    y: NDArray[np.integer] | None = None,
+    declared: Mapping[str, Declared] = MappingProxyType({}),
 ) -> Verdict:
     """Verify a certificate file against a network file and the inputs that it is about.
 
@@ -32,6 +39,8 @@ def check_certificate(
         model: what `save_network` wrote.
         x: the inputs, with the batch dimension.
         y: the labels, if they are to be compared with the certificate's.
+        declared: the formulas and slopes of activations of your own, by their names; the verdict says that they are
+            believed.
 
     Raises:
         InvalidFile: if a file is cut short, altered, of another kind or version, or contradicts itself.
@@ -53,21 +62,19 @@ def check_certificate(
     inputs = _inputs(x, claims)
     labels = None if y is None else _labels(y, len(claims.label))
     try:
-        facts = Facts(read_model(model))
+        facts = Facts(read_model(model, declared))
     except UnsupportedModule as why:
         return _uniform(claims, CANNOT, f"the model has a part that is not covered: {why}")
     if facts.model.digest != claims.network:
         return _uniform(claims, CONTRADICTED, "the certificate is about another network")
     if facts.model.in_shape != claims.in_shape or facts.model.classes != len(claims.L):
         return _uniform(claims, CONTRADICTED, "the certificate's shapes are not the network's")
-    if claims.assumes:
-        return _uniform(claims, CANNOT, "it rests on what a user declared about an activation")
     if claims.p not in DUAL:
         return _uniform(claims, CANNOT, f"the checker covers p = 1, 2 and inf, not {claims.p:g}")
     with np.errstate(all="ignore"):
         tables = Tables(facts, claims)
         found = [judged(tables, one, k, None if labels is None else int(labels[k])) for k, one in enumerate(inputs)]
-    return _verdict(found)
+    return _verdict(found).assuming(facts.model.assumes)
 
 
 def _verdict(found: list[Judgement]) -> Verdict:

@@ -70,7 +70,7 @@ def unrolled(
             L = min(L, raised(float(np.sqrt(metric.scale))))
         square = raised(L * L)
         omega = min(hadamard(piece.W), raised(part.W * float(row_lengths(piece.W, 2).max())))
-        weighed = weights(piece, entries[k], side)
+        weighed = weights(piece.act, entries[k], side)
         best = np.minimum(sizes[k] * omega * square * piece.act.c, square * _by_entries(piece.W, weighed))
         # In l2 a sum of w_l |J_l a| |J_l b| is at most the largest w_l times the squared constant of z.
         best = np.minimum(best, np.minimum(weighed.max(axis=1), sizes[k] * piece.act.c) * growth.inner[k] ** 2)
@@ -80,7 +80,7 @@ def unrolled(
         if metric is not None and metric.matrix is not None:
             W = times(piece.W, None if previous is None else previous.G)
             assert W is not None
-            best = np.minimum(best, _by_metric(W, metric, up(piece.act.c * sizes[k]), weighed))
+            best = np.minimum(best, by_jacobians(*congruent(W, metric), up(piece.act.c * sizes[k]), weighed))
         found[k] = best
         previous = piece
     return found
@@ -101,8 +101,8 @@ def _affordable(count: int, side: int) -> bool:
     return side <= EIGENVALUE_SIDE and count * side**3 <= _MOST_WORK
 
 
-def _by_metric(W: Enclosed, metric: Metric, size: Array, entries: Array) -> Array:
-    S, error = congruent(W, metric)
+def by_jacobians(S: Array, error: float, size: Array, entries: Array) -> Array:
+    """Bound a term by a matrix above all Jacobians times their transposes, and by what that is off by."""
     found = size * _root_of_product(S, error, S, error)
     if not _affordable(len(entries), len(S)):
         return up(found, 8)
@@ -136,7 +136,7 @@ def compositional(blocks: Blocks, growth: Growth, found: dict[int, float], side:
     last, omega = blocks.last, np.zeros(len(outer.value))
     if last.act is not None and last.W is not None:
         spread = up(outer.size - np.abs(outer.value) + 2 * U * outer.size)
-        omega = _by_entries(last.W, weights(last, (outer.value - spread, outer.value + spread), side))
+        omega = _by_entries(last.W, weights(last.act, (outer.value - spread, outer.value + spread), side))
     K = stacked_size([found[source] for source in last.sources], 2)
     return up(omega * growth.before(len(growth.parts) - 1) ** 2 + last_slopes(blocks, growth.parts[-1]) * K, 16)
 

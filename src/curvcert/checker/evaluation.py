@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from curvcert.checker.model import Activated, Affine, Input, Model
+from curvcert.checker.contraction import Contraction, contractions
+from curvcert.checker.model import Activated, Affine, Input, Map, Model
 from curvcert.checker.outward import (
     TINY,
     Array,
     Enclosed,
-    Factor,
     U,
     frobenius,
     gamma,
     lengths,
-    size_of,
     up,
 )
+from curvcert.checker.windows import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,8 @@ class Passed:
 def forward(model: Model, x: Array) -> Passed:
     """Evaluate one input."""
     found: list[Vector] = []
-    for node in model.nodes:
+    blocks = contractions(model)
+    for k, node in enumerate(model.nodes):
         match node:
             case Input():
                 found.append(Vector(x, np.zeros_like(x), 0.0))
@@ -57,7 +58,26 @@ def forward(model: Model, x: Array) -> Passed:
                 found.append(_sum(node, found))
             case Activated():
                 found.append(_activation(node, found[node.source]))
+        if k in blocks:
+            found[k] = _of_block(blocks[k], model, found)
     return Passed(tuple(found))
+
+
+def _of_block(block: Contraction, model: Model, found: list[Vector]) -> Vector:
+    """Bound the error of the end of a contracting block: what came in grows by its constant, what it adds by G."""
+    activated = model.nodes[block.a]
+    assert isinstance(activated, Activated)
+    exact = [*found]
+    for k in (block.x, activated.source, block.a, len(found) - 1):
+        # What the node itself adds is what it is off by when what it reads is exact.
+        exact[k] = Vector(found[k].value, np.zeros_like(found[k].error), 0.0)
+    inner, outer = model.nodes[activated.source], model.nodes[len(found) - 1]
+    assert isinstance(inner, Affine)
+    assert isinstance(outer, Affine)
+    z, a, end = _sum(inner, exact).off, _activation(activated, exact[activated.source]).off, _sum(outer, exact).off
+    own = block.constant * found[block.x].off + block.G.norm * (activated.act.steepest * z + a) + end
+    known = found[-1]
+    return _vector(known.value, known.error, min(known.off, float(own * (1 + 32 * U))))
 
 
 def _sum(node: Affine, found: list[Vector]) -> Vector:
@@ -79,15 +99,14 @@ def _activation(node: Activated, z: Vector) -> Vector:
     return _vector(value, steep * z.error + own, steep * z.off + frobenius(own))
 
 
-def _image(A: Factor, x: Vector) -> Vector:
+def _image(A: Map, x: Vector) -> Vector:
     if A is None:
         return x
-    local = gamma(A.terms + 2) * (A.size @ np.abs(x.value))
-    if A.error is not None:
-        local = local + A.error @ np.abs(x.value)
+    size = np.abs(x.value)
+    local = gamma(A.terms + 2) * A.size_on(size) + A.error_on(size)
     local = up(local, len(x.value) + 4) + TINY
-    error = local + up(A.size @ x.error, len(x.value) + 4)
-    return _vector(A.value @ x.value, error, frobenius(local) + A.norm * x.off)
+    error = local + up(A.size_on(x.error), len(x.value) + 4)
+    return _vector(A.on(x.value), error, frobenius(local) + A.norm * x.off)
 
 
 def _shifted(x: Vector, offset: Array, error: Array) -> Vector:
@@ -144,7 +163,7 @@ def backward(model: Model, passed: Passed, rows: Array) -> Backed:
                 if A is None:
                     send(term.source, here, off)
                 else:
-                    send(term.source, here @ A.value, up(size_of(A) * off + _rounding(here, A), 8))
+                    send(term.source, A.pulled(here), up(A.norm * off + _rounding(here, A), 8))
         elif isinstance(node, Activated):
             z = passed.values[node.source]
             slopes = node.act.first.function(z.value)
@@ -155,7 +174,7 @@ def backward(model: Model, passed: Passed, rows: Array) -> Backed:
     return Backed(tuple(one for one in g if one is not None), tuple(eta))
 
 
-def _rounding(g: Array, A: Enclosed) -> Array:
+def _rounding(g: Array, A: Enclosed | Window) -> Array:
     size = gamma(A.terms + 2) * A.absolute + A.off
     return up(size * lengths(g, 2, 1), 8)
 

@@ -10,11 +10,14 @@ from curvcert.checker.chain import chain_of
 from curvcert.checker.evaluation import Passed, Vector
 from curvcert.checker.gradients import gradient_sizes, value_gradients
 from curvcert.checker.growth import Growth
+from curvcert.checker.image_curvature import ImageCurvature
+from curvcert.checker.image_growth import ImageGrowth, behind
 from curvcert.checker.lipschitz import Linear, Metric
 from curvcert.checker.model import Model
 from curvcert.checker.outward import Array, row_lengths, up
 from curvcert.checker.pieces import Blocks
 from curvcert.checker.units import units_of
+from curvcert.errors import UnsupportedModule
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,13 @@ class Facts:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks of the network: those of a chain, or of a graph."""
+        """The blocks of the network: those of a chain, or of a graph.
+
+        Raises:
+            UnsupportedModule: if it is one of large images; those are known by their constants alone.
+        """
+        if self.model.wide:
+            raise UnsupportedModule("images too large for the engines of matrices")
         chain = chain_of(self.model)
         pieces = units_of(self.model) if chain is None else chain
         return Blocks(pieces, self.model.classes, chain is not None)
@@ -85,18 +94,22 @@ class Facts:
     @cached_property
     def deviations(self) -> Array:
         """What the margin of a pair loses because the module departs from phi, as a table of classes."""
-        pieces = self.blocks.pieces
         total = np.zeros(self.model.classes * (self.model.classes - 1) // 2)
-        if any(node.deviation for node in self.model.activated.values()):
-            for piece, size in zip(pieces, self.gradient_sizes, strict=True):
-                if piece.W is not None:
-                    total = total + size * np.sqrt(len(piece.W.value)) * self.model.activated[piece.a].deviation
-        return self.table(up(total, 8 * len(pieces) + 8))
+        deviant = {k: node for k, node in self.model.activated.items() if node.deviation}
+        if deviant and self.model.wide:
+            sizes = behind(self.model)
+            lost = sum(sizes[k] * np.sqrt(node.size) * node.deviation for k, node in deviant.items())
+            total = total + lost
+        elif deviant:
+            for piece, size in zip(self.blocks.pieces, self.gradient_sizes, strict=True):
+                if piece.a in deviant:
+                    total = total + size * np.sqrt(deviant[piece.a].size) * deviant[piece.a].deviation
+        return self.table(up(total, 8 * len(self.model.nodes) + 8))
 
     @cached_property
     def K(self) -> Array:
         """Curvature constants of f_i - f_j in l2, as a table of classes."""
-        found = self.table(self._from(self.terms, "both"))
+        found = self.table(self._from("both"))
         return np.minimum(found, np.maximum(self.K_above, self.K_above.T)) if self._uneven else found
 
     @property
@@ -110,15 +123,18 @@ class Facts:
         """What bounds the largest eigenvalue of the second derivative of f_i - f_y in l2, a row for each y."""
         if not self._uneven:
             return self.K
-        parts = (self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
-        above, below = (self._from(curvature.unrolled(*parts, side), side) for side in ("above", "below"))
+        above, below = self._from("above"), self._from("below")
         n = self.model.classes
         table, (i, j) = np.zeros((n, n)), np.triu_indices(n, 1)
         table[j, i], table[i, j] = above, below
         return table
 
-    def _from(self, terms: list[Array], side: str) -> Array:
+    def _from(self, side: str) -> Array:
         """Return the least of a sum of terms and of the other bounds from that side, one value per pair."""
+        if self.model.wide:
+            return self.image_curvature.constants(side)
+        parts = (self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
+        terms = self.terms if side == "both" else curvature.unrolled(*parts, side)
         found = up(np.sum(terms, axis=0), 8 * len(terms) + 16)
         found = np.minimum(found, curvature.compositional(self.blocks, self.growth, self.curvatures, side))
         single = curvature.one_hidden_layer(self.blocks, side)
@@ -136,6 +152,8 @@ class Facts:
 
     def L(self, p: float) -> Array:
         """Lipschitz constants of f_i - f_j with respect to the p-norm, p = 1, 2 or inf, as a table of classes."""
+        if self.model.wide:
+            return self._wide_L(p)
         found = self._euclidean
         if p == 2:
             return self.table(found)
@@ -143,6 +161,29 @@ class Facts:
         n = self.model.nodes[0].size
         found = up(found * (np.sqrt(n) if p == np.inf else 1.0), 8)
         return self.table(np.minimum(found, self._growth(p).pairs()))
+
+    def _wide_L(self, p: float) -> Array:
+        found = self.image_growth(2.0).pairs()
+        if p != 2:
+            n = self.model.nodes[0].size
+            found = up(found * (np.sqrt(n) if p == np.inf else 1.0), 8)
+            found = np.minimum(found, self.image_growth(p).pairs())
+        return self.table(found)
+
+    def image_growth(self, p: float) -> ImageGrowth:
+        """Return the Lipschitz constants of a network of large images."""
+        if p not in self._image_growths:
+            self._image_growths[p] = ImageGrowth(self.model, p)
+        return self._image_growths[p]
+
+    @cached_property
+    def image_curvature(self) -> ImageCurvature:
+        """What bounds the curvature of a network of large images."""
+        return ImageCurvature(self.model, self.image_growth(2.0))
+
+    @cached_property
+    def _image_growths(self) -> dict[float, ImageGrowth]:
+        return {}
 
     @cached_property
     def _euclidean(self) -> Array:

@@ -6,10 +6,11 @@ activations of a block: by those, and by the sum over paths that `growth.py` has
 
 import numpy as np
 
+from curvcert.checker.activations import Activation
 from curvcert.checker.growth import Growth, Target
 from curvcert.checker.lipschitz import Linear, functional_steps
 from curvcert.checker.outward import Array, Enclosed, U, beside, gamma, lengths, product, row_lengths, times, up
-from curvcert.checker.pieces import Blocks, Piece, read_outs
+from curvcert.checker.pieces import Blocks, read_outs
 
 
 def last_slopes(blocks: Blocks, part: Linear) -> Array:
@@ -117,14 +118,13 @@ Interval = tuple[Array, Array]
 """The lowest and the highest that entries can be."""
 
 
-def weights(piece: Piece, entries: Interval, side: str) -> Array:
+def weights(act: Activation, entries: Interval, side: str) -> Array:
     r"""Bound :math:`\max(u \phi'', 0)` for all u between and all :math:`\phi''`; from below of -u, or of both."""
-    assert piece.act is not None
-    low, high = piece.act.second.range
+    low, high = act.second.range
     corners = np.array([end * q for end in entries for q in (low, high)])
     slack = 8 * U * np.abs(corners).max(axis=0)
     above, below = corners.max(axis=0) + slack, slack - corners.min(axis=0)
-    both = np.maximum(np.abs(entries[0]), np.abs(entries[1])) * piece.act.c
+    both = np.maximum(np.abs(entries[0]), np.abs(entries[1])) * act.c
     one = above if side == "above" else below if side == "below" else both
     found: Array = np.maximum(up(np.minimum(one, both)), 0.0)
     return found

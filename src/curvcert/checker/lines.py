@@ -142,7 +142,7 @@ def _holds_in(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, i
     seen, K = _seen(facts, x.values[0].value, direction, pair, zone.at), float(facts.K_above[pair])
     if seen.negative(zone, K):
         return True
-    if not seen.negative(zone, 0.0):
+    if facts.model.wide or not seen.negative(zone, 0.0):
         return False
     t, at = raised(zone.reach + seen.off), centres(facts, seen.passed, seen.backed)
     for exact in (False, True):

@@ -1,13 +1,17 @@
 """Linear maps as the checker reads them: every description becomes its matrix, with a bound on each entry's error."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from curvcert.checker.activations import Declared
 from curvcert.checker.files import Content
-from curvcert.checker.limits import MOST_ENTRIES, require_entries, require_side
+from curvcert.checker.limits import MOST_ENTRIES, require_entries
 from curvcert.checker.outward import Array, Enclosed, Factor, plus, product, scaled, up
 from curvcert.errors import UnsupportedModule
 
@@ -20,12 +24,18 @@ _MOST_TAPS = 2**16
 class Reading:
     """A network file while it is read, and how much it may still ask for."""
 
-    def __init__(self, content: Content) -> None:
-        """Begin with a file's content."""
+    def __init__(
+        self, content: Content, most: int = MOST_ENTRIES, declared: Mapping[str, Declared] = MappingProxyType({})
+    ) -> None:
+        """Begin with a file's content; so many entries may be made beside twice those that it holds.
+
+        `declared` has the formulas of a user's own activations, by their names.
+        """
+        self.declared = declared
         self._content = content
         self._maps = MOST_MAPS
         self._entries = 0
-        self.most = MOST_ENTRIES + 2 * sum(value.size for value in content.arrays.values())
+        self.most = most + 2 * sum(value.size for value in content.arrays.values())
 
     @property
     def header(self) -> dict[str, Any]:
@@ -48,8 +58,11 @@ class Reading:
 
     def room(self, rows: int, columns: int, copies: int = 1) -> None:
         """Count a matrix that is to be made, or several of its shape."""
-        require_side(rows, columns)
-        self._entries += copies * rows * columns
+        self.count(copies * rows * columns)
+
+    def count(self, entries: int) -> None:
+        """Count entries of arrays that are to be made."""
+        self._entries += entries
         require_entries(self._entries, self.most)
 
 
@@ -61,7 +74,7 @@ def linear_map(content: Reading, entry: Any) -> tuple[Factor, int, int]:
         if rows != columns:
             content.refuse("an identity between different sizes")
         return None, rows, columns
-    found = _matrix(content, entry)
+    found = explicit_map(content, entry)
     return found, *found.value.shape
 
 
@@ -83,13 +96,14 @@ def shape_of(content: Reading, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _pair(content: Reading, value: Any, least: int) -> tuple[int, int]:
+def pair_of(content: Reading, value: Any, least: int) -> tuple[int, int]:
+    """Return two whole numbers, none below the least."""
     if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int and least <= n < 2**16 for n in value)):
         content.refuse("a stride, padding, dilation or window that is not two whole numbers")
     return value[0], value[1]
 
 
-def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
+def explicit_map(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
     """Return the matrix of a map."""
     if not isinstance(entry, dict) or depth > _DEEPEST:
         content.refuse("a linear map that is not described, or too deeply nested")
@@ -106,7 +120,7 @@ def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
         case "diagonal":
             return _diagonal(content, entry)
         case "conv":
-            return _convolution(content, entry)
+            return Enclosed(_explicit(content, convolution_of(content, entry)))
         case "average_pool":
             return _average(content, entry)
         case "permutation":
@@ -118,12 +132,12 @@ def _matrix(content: Reading, entry: Any, depth: int = 0) -> Enclosed:
         case "circuit":
             return _circuit(content, entry, depth)
         case "transposed":
-            return _matrix(content, entry.get("of"), depth + 1).transposed
+            return explicit_map(content, entry.get("of"), depth + 1).transposed
         case "scaled":
             factor = entry.get("factor")
             if not isinstance(factor, float | int) or isinstance(factor, bool) or not abs(factor) < 1e100:
                 content.refuse("a map is scaled by something that is not a number")
-            return scaled(float(factor), _matrix(content, entry.get("of"), depth + 1))
+            return scaled(float(factor), explicit_map(content, entry.get("of"), depth + 1))
         case "sum":
             return _folded(content, entry.get("terms"), depth, False)
         case "product":
@@ -156,7 +170,7 @@ def _folded(content: Reading, entries: Any, depth: int, multiply: bool) -> Enclo
             if linear_map(content, entry)[1] != total.value.shape[1]:
                 content.refuse("the factors of a product do not fit together")
             continue
-        part = _matrix(content, entry, depth + 1)
+        part = explicit_map(content, entry, depth + 1)
         if total is None:
             total = part
             continue
@@ -185,7 +199,7 @@ def _circuit(content: Reading, entry: dict[str, Any], depth: int) -> Enclosed:
             source = part.get("source") if isinstance(part, dict) else None
             if type(source) is not int or not 0 <= source < len(values):
                 content.refuse("a step of a circuit that reads a later value")
-            A, before = _matrix(content, part.get("map"), depth + 1), values[source]
+            A, before = explicit_map(content, part.get("map"), depth + 1), values[source]
             rows, columns = A.value.shape
             size = columns if source == 0 and size is None else size
             fits = columns == (size if before is None else len(before.value))
@@ -213,7 +227,7 @@ def _selection(content: Reading, entry: dict[str, Any]) -> Enclosed:
     """Return the rows of the identity that a flip of axes, a slice, or indices along them take, in their order."""
     flips = entry["map"] == "flip"
     source = shape_of(content, entry.get("shape" if flips else "in_shape"))
-    require_side(1, math.prod(source))
+    content.count(math.prod(source))
     gathers = entry["map"] == "gather"
     cut = _gathered(content, entry, source) if gathers else _cut(content, entry, source, flips)
     order = np.arange(math.prod(source)).reshape(source)[cut].reshape(-1)
@@ -231,7 +245,7 @@ def _gathered(content: Reading, entry: dict[str, Any], source: tuple[int, ...]) 
     for chosen, n in zip(indices, source, strict=True):
         if not isinstance(chosen, list) or not chosen or not all(type(k) is int and 0 <= k < n for k in chosen):
             content.refuse("an index that is not in its tensor")
-    require_side(math.prod(map(len, indices)), 1)
+    content.count(math.prod(map(len, indices)))
     return np.ix_(*indices)
 
 
@@ -273,48 +287,56 @@ def _permutation(content: Reading, entry: dict[str, Any]) -> Enclosed:
     return Enclosed(np.eye(size)[np.arange(size).reshape(source).transpose(axes).reshape(-1)])
 
 
-def _convolution(content: Reading, entry: dict[str, Any]) -> Enclosed:
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """A convolution as a file describes it: (outputs, inputs of a group, height, width), and the size of its result."""
+
+    weight: Array
+    image: tuple[int, ...]
+    stride: tuple[int, int]
+    sides: tuple[tuple[int, int], tuple[int, int]]
+    dilation: tuple[int, int]
+    groups: int
+    circular: bool
+    result: tuple[int, int]
+
+
+def convolution_of(content: Reading, entry: dict[str, Any]) -> Convolution:
+    """Read the description of a convolution."""
     weight, image = stored(content, entry.get("weight")), shape_of(content, entry.get("image_shape"))
-    stride, dilation = _pair(content, entry.get("stride"), 1), _pair(content, entry.get("dilation"), 1)
+    stride, dilation = pair_of(content, entry.get("stride"), 1), pair_of(content, entry.get("dilation"), 1)
     padding, groups = entry.get("padding"), entry.get("groups")
     if weight.ndim != 4 or len(image) != 3 or not isinstance(padding, list) or len(padding) != 2:
         content.refuse("a convolution whose kernel or image has the wrong number of dimensions")
-    sides = _pair(content, padding[0], 0), _pair(content, padding[1], 0)
+    sides = pair_of(content, padding[0], 0), pair_of(content, padding[1], 0)
     if type(groups) is not int or groups < 1 or weight.shape[1] * groups != image[0] or weight.shape[0] % groups:
         content.refuse("a convolution whose groups do not fit its channels")
     circular = entry.get("padding_mode") == "circular"
     if not circular and entry.get("padding_mode") != "zeros":
         raise UnsupportedModule("a padding mode beyond zeros and circular")
-    return Enclosed(_explicit(content, weight, image, stride, sides, dilation, groups, circular))
-
-
-def _explicit(
-    content: Reading,
-    weight: Array,
-    image: tuple[int, ...],
-    stride: tuple[int, int],
-    sides: tuple[tuple[int, int], tuple[int, int]],
-    dilation: tuple[int, int],
-    groups: int,
-    circular: bool,
-) -> Array:
-    """Return the matrix of y[o, i] = sum over c, u of K[o, c, u] x[c, s i + d u - P], position by position."""
-    outputs, per_group, *kernel = weight.shape
+    outputs, _, *kernel = weight.shape
     if min(kernel) < 1 or outputs < 1:
         content.refuse("an empty kernel")
     axes = zip(image[1:], sides, kernel, stride, dilation, strict=True)
     height, width = ((n + sum(side) - d * (k - 1) - 1) // s + 1 for n, side, k, s, d in axes)
     if min(height, width) < 1:
         content.refuse("a kernel that does not fit into its image")
+    return Convolution(weight, image, stride, sides, dilation, groups, circular, (height, width))
+
+
+def _explicit(content: Reading, conv: Convolution) -> Array:
+    """Return the matrix of y[o, i] = sum over c, u of K[o, c, u] x[c, s i + d u - P], position by position."""
+    image, groups, (height, width) = conv.image, conv.groups, conv.result
+    outputs, per_group, *kernel = conv.weight.shape
     content.room(outputs * height * width, math.prod(image))
-    wraps = circular and any(d * (k - 1) >= n for n, k, d in zip(image[1:], kernel, dilation, strict=True))
+    wraps = conv.circular and any(d * (k - 1) >= n for n, k, d in zip(image[1:], kernel, conv.dilation, strict=True))
     if wraps or groups * math.prod(kernel) > _MOST_TAPS:
         raise UnsupportedModule("a kernel that wraps around its image, or has too many taps")
     matrix = np.zeros((groups, outputs // groups, height, width, groups, per_group, *image[1:]))
-    taps = weight.reshape(groups, outputs // groups, per_group, *kernel)
+    taps = conv.weight.reshape(groups, outputs // groups, per_group, *kernel)
     for a, b in np.ndindex(*kernel):
-        i, y = _met(height, stride[0], a * dilation[0] - sides[0][0], image[1], circular)
-        j, x = _met(width, stride[1], b * dilation[1] - sides[1][0], image[2], circular)
+        i, y = _met(height, conv.stride[0], a * conv.dilation[0] - conv.sides[0][0], image[1], conv.circular)
+        j, x = _met(width, conv.stride[1], b * conv.dilation[1] - conv.sides[1][0], image[2], conv.circular)
         for g in range(groups):
             # One entry for each output position: no other tap of this pass meets it.
             block = matrix[g, :, :, :, g]
@@ -334,8 +356,8 @@ def _met(outputs: int, stride: int, shift: int, n: int, circular: bool) -> tuple
 
 def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
     image = shape_of(content, entry.get("image_shape"))
-    window, stride = _pair(content, entry.get("kernel_size"), 1), _pair(content, entry.get("stride"), 1)
-    padding = _pair(content, entry.get("padding"), 0)
+    window, stride = pair_of(content, entry.get("kernel_size"), 1), pair_of(content, entry.get("stride"), 1)
+    padding = pair_of(content, entry.get("padding"), 0)
     if len(image) != 3:
         content.refuse("a pooling of something that is not an image")
     sizes = zip(image[1:], padding, window, stride, strict=True)

@@ -1,4 +1,4 @@
-r"""The checker's own way from a network file to a function: a graph of nodes with explicit matrices.
+r"""The checker's own view of a network: a graph of nodes.
 
 Node 0 is the input.  Every other is a sum :math:`\sum_j A_j v_j + b` of images of earlier values, or an activation
 applied to one.  Values are flat vectors.
@@ -6,27 +6,19 @@ applied to one.  Values are flat vectors.
 
 import hashlib
 import json
-import math
-from collections import Counter
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from curvcert.checker.activations import Activation, activation
-from curvcert.checker.files import Content, read
-from curvcert.checker.limits import require_room
-from curvcert.checker.maps import MOST_MAPS, Reading, linear_map, shape_of, stored
-from curvcert.checker.outward import Array, Factor
+from curvcert.checker.files import Content
+from curvcert.checker.maps import Reading, stored
+from curvcert.checker.outward import Array, Enclosed, Factor
+from curvcert.checker.windows import Window
 from curvcert.errors import UnsupportedModule
-
-KIND, VERSION = "curvcert-network", 2
-
-_MOST_NODES = 512
-_LONGEST = 2**16
-"""Nodes that the checker covers, and nodes that a file may describe."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +28,21 @@ class Input:
     size: int
 
 
+Map = Enclosed | Window | None
+
+
 @dataclass(frozen=True, eq=False)
 class Term:
-    """The image of an earlier value; no matrix stands for the identity."""
+    """The image of an earlier value; no map stands for the identity."""
 
     source: int
-    map: Factor
+    map: Map
+
+    @property
+    def matrix(self) -> Factor:
+        """The map of a network that is not wide."""
+        assert not isinstance(self.map, Window)
+        return self.map
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,61 +61,58 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """An activation of an earlier value; `deviation` is what the module may be off by."""
+    """An activation of an earlier value.
+
+    `deviation` is what the module may be off by, `assumes` what a user stated about it, and nobody proves.
+    """
 
     source: int
     act: Activation
     deviation: float
     size: int
+    assumes: tuple[str, ...] = ()
 
 
 Node = Input | Affine | Activated
 
 
+def sources_of(node: Node) -> list[int]:
+    """Return the values that a node reads, once for each time."""
+    match node:
+        case Affine():
+            return [term.source for term in node.terms]
+        case Activated():
+            return [node.source]
+        case Input():
+            return []
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network as the checker sees it: its digest, its shape and its nodes."""
+    """A network as the checker sees it: its digest, its shape and its nodes.
+
+    A `wide` one has kernels for its convolutions; elsewhere every map is a matrix.
+    """
 
     digest: str
     in_shape: tuple[int, ...]
     nodes: tuple[Node, ...]
+    wide: bool = False
 
     @property
     def classes(self) -> int:
         """The number of outputs."""
         return self.nodes[-1].size
 
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What users stated about activations, each once."""
+        return tuple(dict.fromkeys(line for node in self.activated.values() for line in node.assumes))
+
     @cached_property
     def activated(self) -> dict[int, Activated]:
         """The activations, by their numbers."""
         return {k: node for k, node in enumerate(self.nodes) if isinstance(node, Activated)}
-
-
-def read_model(path: Path | str) -> Model:
-    """Read a network file.
-
-    Raises:
-        InvalidFile: if the file is cut short, altered, or does not describe a network.
-        UnsupportedModule: if it describes one with parts that the checker does not cover.
-    """
-    content = read(path, KIND, VERSION)
-    digest = network_digest(content)
-    if set(content.header) != {"in_shape", "nodes"}:
-        content.refuse("the header is not that of a network")
-    reading, entries = Reading(content), content.header["nodes"]
-    in_shape = shape_of(reading, content.header["in_shape"])
-    if not isinstance(entries, list) or not 0 < len(entries) <= _LONGEST:
-        content.refuse("the header is not that of a network")
-    nodes: list[Node] = [Input(math.prod(in_shape))]
-    _require_graph(content, entries)
-    if len(entries) > _MOST_NODES:
-        raise UnsupportedModule(f"a network of {len(entries)} nodes, over {_MOST_NODES}")
-    if json.dumps(entries).count('"map"') > 2 * MOST_MAPS:
-        raise UnsupportedModule(f"more than {MOST_MAPS} linear maps")
-    _require_room(reading, entries, nodes[0].size)
-    for entry in entries:
-        nodes.append(_node(reading, entry, nodes))
-    return Model(digest, in_shape, tuple(nodes))
 
 
 def network_digest(content: Content) -> str:
@@ -131,91 +129,40 @@ def network_digest(content: Content) -> str:
     return digest.hexdigest()
 
 
-def _require_graph(content: Content, entries: list[Any]) -> None:
-    """Refuse nodes that read anything but earlier ones, and those that nothing reads; no matrix is made for it."""
-    read_by: set[int] = set()
-    for k, entry in enumerate(entries, 1):
-        sources = _sources(entry)
-        if not sources:
-            content.refuse(f"node {k} is of an unknown kind, or reads nothing")
-        for source in sources:
-            if type(source) is not int or not 0 <= source < k:
-                content.refuse(f"node {k} reads {str(source)[:20]}, which is not an earlier node")
-        read_by.update(sources)
-    dead = set(range(1, len(entries))) - read_by
-    if dead:
-        content.refuse(f"nothing reads node {min(dead)}, which is not the output")
-
-
-def _sources(entry: Any) -> list[Any]:
-    if not isinstance(entry, dict):
-        return []
-    match entry.get("kind"):
-        case "affine":
-            terms = entry.get("terms")
-            if not isinstance(terms, list) or not all(isinstance(term, dict) for term in terms):
-                return []
-            return [term.get("source") for term in terms]
-        case "elementwise" | "max_pool":
-            return [entry.get("source")]
-        case "product":
-            return [entry.get("left"), entry.get("right")]
-    return []
-
-
-def _require_room(content: Reading, entries: list[Any], inputs: int) -> None:
-    """Refuse a network that would take too much memory or time, by the sizes of its offsets."""
-    sizes, sources = [inputs], [list[int]()]
-    for entry in entries:
-        if entry["kind"] == "max_pool":
-            raise UnsupportedModule("max-pooling is not covered")
-        if entry["kind"] == "product":
-            raise UnsupportedModule("products of values are not covered")
-        affine = entry["kind"] == "affine"
-        sizes.append(stored(content, entry.get("offset")).size if affine else sizes[entry["source"]])
-        sources.append(_sources(entry))
-    activated = [k for k, entry in enumerate(entries, 1) if entry["kind"] == "elementwise"]
-    readers = Counter(source for read in sources for source in read)
-    # The sum in front of an activation is part of its block, unless others read it too.
-    for k in activated:
-        inner = sources[k][0]
-        if inner and entries[inner - 1]["kind"] == "affine" and readers[inner] == 1:
-            sources[k] = []
-    require_room(sizes, sources, activated, content.most)
-
-
-def _node(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Node:
-    if entry["kind"] == "affine":
-        return _affine(content, entry, nodes)
-    act, deviation = _activation(content, entry.get("activation"))
-    return Activated(entry["source"], act, deviation, nodes[entry["source"]].size)
-
-
-def _affine(content: Reading, entry: dict[str, Any], nodes: list[Node]) -> Affine:
-    terms: list[Term] = []
+def offset_of(content: Reading, entry: dict[str, Any]) -> tuple[Array, Array]:
+    """Return the offset of an affine node, and how far it is off."""
     offset = stored(content, entry.get("offset")).reshape(-1)
-    for term in entry["terms"]:
-        A, rows, columns = linear_map(content, term.get("map"))
-        if columns != nodes[term["source"]].size or rows != len(offset):
-            content.refuse(f"a map of {rows} x {columns} in a node of {len(offset)} numbers does not fit")
-        terms.append(Term(term["source"], A))
     given = entry.get("offset_error")
     error = np.zeros(len(offset)) if given is None else stored(content, given).reshape(-1)
     if error.shape != offset.shape or bool((error < 0).any()):
         content.refuse("the error of an offset has the wrong size, or is negative")
-    return Affine(tuple(terms), offset, error)
+    return offset, error
 
 
-def _activation(content: Reading, entry: Any) -> tuple[Activation, float]:
-    if not isinstance(entry, dict) or set(entry) != {"name", "deviation", "declared"}:
+_REGISTERED = re.compile(r"module [^\n]{1,200}: computes activation '(.{1,100})' as registered, sampled only")
+
+
+def activated(content: Reading, entry: dict[str, Any], source: int, size: int) -> Activated:
+    """Return the node of an activation: a row of the table, or what a user declared and `content` has a formula for."""
+    described = entry.get("activation")
+    if not isinstance(described, dict) or set(described) != {"name", "deviation", "declared"}:
         content.refuse("an activation without a name")
-    name, deviation = entry["name"], entry["deviation"]
+    name, deviation, stated = described["name"], described["deviation"], described["declared"]
     if not isinstance(name, str) or not isinstance(deviation, int | float) or not 0 <= deviation < 1:
         content.refuse("an activation with an improper name or deviation")
-    act = None if entry["declared"] else activation(name)
+    if not isinstance(stated, list) or not all(isinstance(line, str) for line in stated):
+        content.refuse("an activation whose declarations are no list of strings")
+    # That a module of the user's computes a row of the table is a statement; the row's formula is the checker's own.
+    registered = all((found := _REGISTERED.fullmatch(line)) is not None and found[1] == name for line in stated)
+    given = content.declared.get(name)
+    act = activation(name) if registered else None if given is None else given.activation(name)
+    if act is None and not registered:
+        raise UnsupportedModule(
+            f"the formula of the declared activation {name[:40]!r} is not in the file: give it, or the model itself"
+        )
     if act is None:
         raise UnsupportedModule(f"the activation {name[:40]!r} is not in the checker's table")
-    return act, float(deviation)
+    return Activated(source, act, float(deviation), size, tuple(stated))
 
 
 def pair_rows(classes: int, label: int | None) -> Array:

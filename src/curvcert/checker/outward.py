@@ -67,6 +67,37 @@ class Enclosed:
         return raised(float(np.sqrt(rows * columns)), sum(self.value.shape)) + ROOT_TINY
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """How many numbers it gives, and how many it reads."""
+        rows, columns = self.value.shape
+        return rows, columns
+
+    def on(self, x: Array) -> Array:
+        """Return the image of a vector."""
+        found: Array = self.value @ x
+        return found
+
+    def size_on(self, x: Array) -> Array:
+        """Return the image of a vector x >= 0 under the entries' sizes."""
+        found: Array = self.size @ x
+        return found
+
+    def error_on(self, x: Array) -> Array:
+        """Bound what the errors of the entries make of a vector x >= 0."""
+        return np.zeros(len(self.value)) if self.error is None else self.error @ x
+
+    def pulled(self, rows: Array) -> Array:
+        """Return g A for every row vector g."""
+        found: Array = rows @ self.value
+        return found
+
+    def norm_in(self, p: float) -> float:
+        """Bound the p -> p norm, p one of 1, 2 and infinity."""
+        if p == 2:
+            return self.norm
+        return float(row_lengths(self if p == np.inf else self.transposed, 1).max())
+
+    @property
     def off(self) -> float:
         """The Frobenius norm of the error, rounded up."""
         return 0.0 if self.error is None else frobenius(self.error)
@@ -84,11 +115,6 @@ class Enclosed:
 
 Factor = Enclosed | None
 """A matrix, or None for the identity."""
-
-
-def size_of(matrix: Factor) -> float:
-    """Return a bound on the 2-norm of a factor."""
-    return 1.0 if matrix is None else matrix.norm
 
 
 def times(left: Factor, right: Factor) -> Factor:
@@ -244,11 +270,7 @@ def operator_norm(matrix: Factor, p: float) -> float:
     >>> round(operator_norm(A, 1), 9), round(operator_norm(A, np.inf), 9), operator_norm(None, 2)
     (5.0, 3.0, 1.0)
     """
-    if matrix is None:
-        return 1.0
-    if p == 2:
-        return matrix.norm
-    return float(row_lengths(matrix if p == np.inf else matrix.transposed, 1).max())
+    return 1.0 if matrix is None else matrix.norm_in(p)
 
 
 def weighted_eigenvalue(matrix: Enclosed, weights: Array) -> float:

@@ -172,7 +172,7 @@ class Relaxation:
         fall = rise = np.zeros(node.size)
         length = 0.0
         for term in node.terms:
-            v, A = self._moved[term.source], term.map
+            v, A = self._moved[term.source], term.matrix
             if A is None:
                 parts = v.fall, v.rise
             else:
@@ -244,7 +244,7 @@ class Relaxation:
             node, size = nodes[k], np.abs(u)
             if isinstance(node, Affine):
                 for term in node.terms:
-                    v, A = self._moved[term.source], term.map
+                    v, A = self._moved[term.source], term.matrix
                     if A is not None:
                         cost = gamma(A.value.shape[0] + 2) * (np.abs(A.value) @ v.farthest)
                         cost = cost if A.error is None else cost + A.error @ v.farthest
@@ -376,7 +376,7 @@ def _require_modest(model: Model) -> None:
         if not node.act.smooth and node.act.bends is None:
             raise UnsupportedModule(f"lines beside {node.act.name} are not covered")
     entries = [
-        sum(term.map.value.size for term in node.terms if term.map is not None) if isinstance(node, Affine) else 0
+        sum(term.matrix.value.size for term in node.terms if term.matrix is not None) if isinstance(node, Affine) else 0
         for node in model.nodes
     ]
     read = {node.source for node in model.activated.values()}

@@ -175,19 +175,22 @@ class _Sample:
             return none
         try:
             own: Array = self.facts.K_above[self.label]
-            if too_small(claimed, own)[others].any() and self.point.backed is not None:
-                views = views_of(self.facts, self.point.passed)
-                found = anchored_curvatures(self.facts, self.point.passed, self.point.backed, views, self.label)
-                own = np.minimum(own, found)
         except UnsupportedModule:
             return none
+        backed = None if self.facts.model.wide else self.point.backed
+        if backed is not None and too_small(claimed, own)[others].any():
+            views = views_of(self.facts, self.point.passed)
+            own = np.minimum(own, anchored_curvatures(self.facts, self.point.passed, backed, views, self.label))
         return own
 
     @property
     def L_seen(self) -> Array:
         """The checker's own Lipschitz constants for the label as seen from the input; never above the global ones."""
         if self._L_seen is None:
-            facts, p, L = self.facts, self.claims.p, self.tables.L[self.label]
+            facts, p = self.facts, self.claims.p
+            L: Array = self.tables.L[self.label]
+            if facts.model.wide:
+                return L
             slopes = slopes_seen(facts, self.point.passed)
             # ||x||_2 <= n^(1/2 - 1/p) ||x||_p for p > 2, and ||x||_2 <= ||x||_1.
             for norm, factor in {p: 1.0, 2.0: float(up(np.sqrt(self.x.size))) if p == np.inf else 1.0}.items():
@@ -273,12 +276,10 @@ class _Sample:
         if balls and open_.any():
             # A line takes along what shells know: shells alone do not reach its radius.
             order = ("line", "shell") if "line" in named else ("shell", "line", "shell")
-            kinds = tuple(kind for kind in order if shell or kind == "line")
-            try:
-                open_ = np.where(proven_by_balls(facts, point, open_, self.constants, kinds), 0.0, open_)
-            except UnsupportedModule:
-                known &= not named & BALLS
-        if open_.any() and LINES & claims.radii.keys():
+            kinds = tuple(kind for kind in order if kind == "line" or (shell and not facts.model.wide))
+            open_ = np.where(proven_by_balls(facts, point, open_, self.constants, kinds), 0.0, open_)
+            known &= not (facts.model.wide and named & BALLS)
+        if open_.any() and LINES & claims.radii.keys() and not facts.model.wide:
             open_ = np.where(self._proven_by_relaxation(open_), 0.0, open_)
             # Lines are drawn anew, and others might prove a little more.
             near = self._proven_by_relaxation(_NEARLY * open_).all()

@@ -6,7 +6,7 @@ whose constant no sum of norms can match, and a last affine map.
 
 from collections import Counter
 
-from curvcert.checker.model import Activated, Affine, Model
+from curvcert.checker.model import Activated, Affine, Model, sources_of
 from curvcert.checker.outward import Enclosed, beside, plus
 from curvcert.checker.pieces import Piece, identity
 
@@ -23,7 +23,7 @@ class _Units:
         self._nodes = model.nodes
         self._readers: list[list[int]] = [[] for _ in model.nodes]
         for k, node in enumerate(model.nodes):
-            for source in _sources(node):
+            for source in sources_of(node):
                 self._readers[source].append(k)
         self._ends: set[int] = set()
 
@@ -63,7 +63,7 @@ class _Units:
         if len(self._readers[k]) != 1:
             return None
         end = self._readers[k][0]
-        others = Counter(_sources(self._nodes[end])) - Counter([k])
+        others = Counter(sources_of(self._nodes[end])) - Counter([k])
         if not isinstance(self._nodes[end], Affine):
             return None
         around = len(sources) == 1 and set(others) == set(sources)
@@ -73,7 +73,7 @@ class _Units:
         """Return the values that a sum reads, each once, and their maps."""
         found: dict[int, Enclosed] = {}
         for term in node.terms:
-            A = identity(node.size) if term.map is None else term.map
+            A = identity(node.size) if term.matrix is None else term.matrix
             found[term.source] = plus(found[term.source], A) if term.source in found else A
         return tuple(found), list(found.values())
 
@@ -83,9 +83,3 @@ class _Units:
 
     def _sizes(self, sources: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._nodes[source].size for source in sources)
-
-
-def _sources(node: object) -> list[int]:
-    if isinstance(node, Affine):
-        return [term.source for term in node.terms]
-    return [node.source] if isinstance(node, Activated) else []

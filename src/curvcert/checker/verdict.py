@@ -72,6 +72,10 @@ class Verdict:
         claimed = [one for one in self.radii if one is not None]
         return sum(claimed), len(claimed)
 
+    def assuming(self, stated: tuple[str, ...]) -> "Verdict":
+        """Return the same where users' statements about activations are taken as given."""
+        return replace(self, given=(*self.given, *(f"what a user stated: {line}" for line in stated)))
+
     def of_the_model(self) -> "Verdict":
         """Return the same where the network file was made from the model that is meant: that is not taken as given."""
         return replace(self, given=tuple(_THE_MODEL if line == _THE_FILE else line for line in self.given))

@@ -1,21 +1,27 @@
 """`curvcert check`: an independent verdict on a certificate file."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import numpy as np
+import torch
 import typer
+from numpy.typing import NDArray
 
 from curvcert._version import __version__
+from curvcert.activations.base import Activation
 from curvcert.certificates import load_certificate
-from curvcert.checker import Verdict, check_certificate
+from curvcert.checker import Declared, Verdict, check_certificate
 from curvcert.cli import options
 from curvcert.cli.inputs import load_inputs
 from curvcert.cli.models import ModelChoice, is_network_file, load_network
 from curvcert.cli.output import Output
 from curvcert.errors import InvalidInput
 from curvcert.network.network_file import save_network
+from curvcert.network.nodes import ElementwiseNode
 
 CLAIM_FAILED, UNDECIDED = 1, 4
 """The exit statuses of a certificate that does not hold; the first, if both apply."""
@@ -70,9 +76,8 @@ def check_command(
         raise InvalidInput(f"{file} is about {samples} samples, {inputs.name} has {len(inputs)}. Give the same data.")
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
     with TemporaryDirectory() as folder, output.working(f"checking {samples} samples"):
-        verdict = check_certificate(
-            file, _network_file(choice, inputs.shape, folder), inputs.x.numpy(), inputs.y.numpy()
-        )
+        network, declared = _network_file(choice, inputs.shape, folder)
+        verdict = check_certificate(file, network, inputs.x.numpy(), inputs.y.numpy(), declared)
     verdict = verdict if is_network_file(model) else verdict.of_the_model()
     first = str(verdict).split("\n")[0]
     output.show(str(verdict))
@@ -81,16 +86,29 @@ def check_command(
         raise typer.Exit(CLAIM_FAILED if verdict.refused else UNDECIDED)
 
 
-def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> Path:
-    """Return the network as the checker reads it: the file that was given, or one made from the model."""
+def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> tuple[Path, dict[str, Declared]]:
+    """Return the network as the checker reads it, and the formulas of activations that were declared.
+
+    It is the file that was given, which has no formulas, or one made from the model.
+    """
     if not is_network_file(choice.name):
-        return save_network(load_network(choice, shape).classified, Path(folder) / "network.safetensors")
+        network = load_network(choice, shape).classified
+        acts = [node.activation for node in network.nodes if isinstance(node, ElementwiseNode)]
+        declared = {act.name: Declared(partial(_values, act), act.slope) for act in acts if act.profiles is None}
+        return save_network(network, Path(folder) / "network.safetensors"), declared
     if choice.normalise or choice.weights or choice.evaluate or choice.input_shape:
         raise InvalidInput(
             f"{choice.name} is a network file, complete as it is: leave out --normalise, --weights, --eval and "
             "--input-shape."
         )
-    return Path(choice.name)
+    return Path(choice.name), {}
+
+
+def _values(act: Activation, z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values of a declared activation."""
+    with torch.no_grad():
+        found: NDArray[np.float64] = act.value(torch.from_numpy(np.ascontiguousarray(z))).numpy()
+    return found
 
 
 def _facts(file: Path, verdict: Verdict) -> dict[str, object]:

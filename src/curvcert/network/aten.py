@@ -347,11 +347,11 @@ def output_of(items: Items, slot: Slot, path: str) -> Value:
     found = item.known()
     if not isinstance(found, Batched):
         raise UnsupportedModule(f"{path}: expected an output that depends on the input.")
+    if found.layout.bare:
+        raise UnsupportedModule(f"{path}: one number per sample without a dimension. Keep a dimension of size 1.")
     if found.layout != Layout():
         raise UnsupportedModule(
             f"{path}: the output has shape {found.shape} with the batch in dimension {found.layout.axis}. Return it "
             "with the batch as its first dimension."
         )
-    if not found.value.shape:
-        raise UnsupportedModule(f"{path}: one number per sample without a dimension. Keep a dimension of size 1.")
     return found.value

@@ -44,8 +44,7 @@ def _mm(path: str, left: Any, right: Any) -> Batched:
 
 def _mv(path: str, left: Any, right: Any) -> Batched:
     if isinstance(left, Batched) and not isinstance(right, Batched):
-        found = _along(path, left, -1, right[None])
-        return Batched(found.value.reshaped(found.value.shape[:-1], path), found.layout)
+        return _kept(path, left, _along(path, left, -1, right[None]).value, [1], False)
     raise UnsupportedModule(f"{path}: a matrix times a vector that depends on the input mixes the samples of a batch.")
 
 
@@ -281,8 +280,9 @@ def _kept(path: str, x: Batched, value: Value, dims: Sequence[int], keepdim: boo
     if keepdim:
         return Batched(value, x.layout)
     gone = {x.place(d, path) for d in dims}
-    layout = Layout(x.layout.axis - sum(d < x.layout.axis for d in dims), x.layout.pre, x.layout.post)
-    return Batched(value.reshaped(tuple(n for k, n in enumerate(value.shape) if k not in gone), path), layout)
+    axis, rank = x.layout.axis - sum(d < x.layout.axis for d in dims), len(x.shape) - len(dims)
+    left = tuple(n for k, n in enumerate(value.shape) if k not in gone)
+    return Batched(value.reshaped(left or (1,), path), Layout(axis, x.layout.pre, x.layout.post, rank == 1))
 
 
 def _cumsum(path: str, x: Batched, dim: int, dtype: Any = None) -> Batched:

@@ -31,16 +31,20 @@ BATCH = 5
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the batch is: the entries of one axis are pre x batch x post."""
+    """Where the batch is: the entries of one axis are pre x batch x post.
+
+    A tensor that has no axis beside the batch is `bare`: the one number of a sample has shape (1,).
+    """
 
     axis: int = 0
     pre: int = 1
     post: int = 1
+    bare: bool = False
 
     @property
     def alone(self) -> bool:
         """Whether the axis is the batch and nothing else; a sample then has no such axis."""
-        return self.pre == self.post == 1
+        return self.pre == self.post == 1 and not self.bare
 
     def sample(self, shape: Shape) -> Shape:
         """Return the shape of one sample of a tensor."""
@@ -229,7 +233,7 @@ def aligned(items: Sequence[Batched | Tensor], path: str) -> tuple[Layout, list[
 
 def _moved(item: Batched, rank: int) -> Layout:
     layout = item.layout
-    return Layout(layout.axis + rank - len(item.shape), layout.pre, layout.post)
+    return Layout(layout.axis + rank - len(item.shape), layout.pre, layout.post, rank == 1)
 
 
 def moved(function: Callable[..., Any], sources: Sequence[Batched | Tensor], path: str) -> list[Batched | Tensor]:
@@ -276,7 +280,7 @@ def _layout_of(numbers: Tensor, total: int, path: str) -> Layout:
     """Return where the batch is in a tensor of numbered entries: every sample has the same, one `total` on."""
     for axis, size in enumerate(numbers.shape):
         for pre in (k for k in range(1, size // BATCH + 1) if size % (BATCH * k) == 0):
-            layout = Layout(axis, pre, size // (BATCH * pre))
+            layout = Layout(axis, pre, size // (BATCH * pre), numbers.dim() == 1)
             rows = layout.rows(numbers).reshape(BATCH, -1)
             steps = (rows[:1] > 0) * (total * torch.arange(float(BATCH), dtype=torch.float64))[:, None]
             if bool((rows == rows[:1] + steps).all()) and not bool((rows[0] > total).any()):

@@ -180,10 +180,10 @@ def _within(left: Tensor, right: Tensor, slack: Tensor) -> bool:
 
 
 def _within_reach(expected: Any, x: Tensor) -> tuple[Any, Tensor]:
-    """Leave out inputs that are so large that the module overflows on them, as e^x does in a softplus written out."""
+    """Leave out the farthest inputs that the module overflows on, as e^x does in a softplus written out."""
     if not isinstance(expected, Tensor) or len(expected) != len(x):
         return expected, x
-    far = torch.tensor(_SCALES, device=x.device).repeat(-(-len(x) // len(_SCALES)))[: len(x)] >= 100.0
+    far = torch.tensor(_SCALES, device=x.device).repeat(-(-len(x) // len(_SCALES)))[: len(x)] >= _SCALES[-1]
     kept = torch.isfinite(expected).reshape(len(x), -1).all(dim=1) | ~far
     return expected[kept], x[kept]
 
