@@ -5,11 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from curvcert.attacks import pgd
-from curvcert.certificates import certify
+from curvcert.certificates import certifier, certify
 from curvcert.certificates.methods import forms
+from curvcert.certificates.methods.balls import Centres
+from curvcert.certificates.methods.linear import shared_facts
+from curvcert.certificates.methods.method import Samples
+from curvcert.certificates.pointwise import evaluate_points
 from curvcert.falsifier import falsify
 from curvcert.network import Network, trace
 from curvcert.norms import vector_norm
+from tests.propagation.test_expansion import convolutional
 
 F64 = torch.float64
 RADII = (0.02, 0.1, 0.2, 0.3)
@@ -56,15 +61,31 @@ def test_no_radius_is_refuted_and_small_ones_reach_the_linear_limit() -> None:
     assert bool((certificate.radius <= nearest)[attack.broken].all())
 
 
+def rivals(network: Network, x: Tensor) -> forms.Rivals:
+    """Return the rivals of one image, whatever the size of the network."""
+    question = certifier(network, 2, "quadratic", epsilons=RADII, progress=False).question
+    points = evaluate_points(question.outputs, x, None, question.deviations)
+    facts, samples = shared_facts(question), Samples(question, x, points)
+    centre = Centres.about(facts, samples, torch.zeros(1, dtype=torch.int64))
+    return forms.Rivals(facts, centre, question.deviations[points.label[0]])
+
+
 @pytest.mark.slow
-def test_expansions_along_the_gradient_prove_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, x = image_network()
-    x = x[:1]
-    further = certify(network, x, None, 2, "quadratic", epsilons=RADII, progress=False)
-    assert not falsify(network, x, None, further, restarts=4, steps=30)
-    monkeypatch.setattr(forms, "_STAGES", 0)
-    once = certify(network, x, None, 2, "quadratic", epsilons=RADII, progress=False)
-    assert float(further.radius) > float(once.radius) > 0
+def test_expansions_along_the_gradient_are_not_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        network = convolutional(3.0, seed)
+        x = torch.randn(1, *network.in_shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        found = rivals(network, x)
+        radii = [share * float(found.limits.min()) for share in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)]
+        further = found.decided(radii)[found.others].amin()
+        monkeypatch.setattr(forms, "_STAGES", 0)
+        once = found.decided(radii)[found.others].amin()
+        monkeypatch.undo()
+        assert further >= once
+        label = network(x).argmax(dim=1)
+        attack = pgd(network, x, label, 1.2 * float(found.limits.min()), 2, restarts=4)
+        nearest = vector_norm((attack.points - x).flatten(1), 2, dim=1)
+        assert not bool(attack.broken) or bool(further <= nearest)
 
 
 @pytest.mark.slow
