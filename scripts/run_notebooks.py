@@ -1,7 +1,6 @@
 """Run notebooks and store what their cells print and show: python scripts/run_notebooks.py [NAME.ipynb ...].
 
-Cells of Python alone, in one namespace: no kernel, so nothing has to be installed beside curvcert.  Running the same code
-again changes nothing but what depends on the machine.
+Cells of Python alone, in one namespace: no kernel, so nothing has to be installed beside curvcert.
 """
 
 import ast
@@ -35,8 +34,9 @@ def run_notebook(notebook: dict[str, Any]) -> None:
 
 def run_cell(code: str, names: dict[str, Any], count: int) -> list[Output]:
     """Return what a cell prints, the value of its last line if that is an expression, and the figures it leaves."""
-    body = ast.parse(code).body
-    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
+    body, last = ast.parse(code).body, None
+    if body and isinstance(line := body[-1], ast.Expr):
+        body, last = body[:-1], ast.Expression(line.value)
     printed, shown = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         exec(compile(ast.Module(body, []), f"<cell {count}>", "exec"), names)
@@ -53,8 +53,8 @@ def run_cell(code: str, names: dict[str, Any], count: int) -> list[Output]:
     for number in pyplot.get_fignums():
         picture = io.BytesIO()
         pyplot.figure(number).savefig(picture, format="png", dpi=72, metadata={"Software": None})
-        data = {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
-        outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
+        drawn: dict[str, Any] = {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
+        outputs.append({"output_type": "display_data", "data": drawn, "metadata": {}})
         pyplot.close(number)
     return outputs
 

@@ -37,7 +37,7 @@ NAME = "complexity"
 DEPTHS, WIDTHS = (2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 QUICK_DEPTHS, QUICK_WIDTHS = (2, 3), (8, 16)
 WIDTH, DEPTH = 64, 6
-INPUTS = 64
+INPUTS, QUICK_INPUTS = 64, 4
 
 BOUNDS: dict[str, tuple[str, Callable[[Network], object]]] = {
     "LipLT": (GREY, lambda net: lipschitz(net, method="liplt", pair="all")),
@@ -113,29 +113,30 @@ def growth(sizes: tuple[int, ...], seconds: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def network_of(kind: str, depth: int, width: int) -> nn.Sequential:
+def network_of(kind: str, depth: int, width: int, inputs: int = INPUTS) -> nn.Sequential:
     """Return a random network: layers, or blocks beside a skip, of one width.
 
     >>> len(network_of("1-Lipschitz", 3, 8))
     3
     """
     if kind == "1-Lipschitz":
-        return nn.Sequential(SLLDense(INPUTS, width), *(SLLDense(INPUTS, width) for _ in range(depth - 1)))
+        return nn.Sequential(*(SLLDense(inputs, width) for _ in range(depth)))
     if kind == "residual":
-        blocks = [(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, INPUTS)) for _ in range(depth)]
+        blocks = [(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, inputs)) for _ in range(depth)]
         return nn.Sequential(*(Residual(nn.Sequential(*block)) for block in blocks))
-    return dense(INPUTS, (width,) * (depth - 1))
+    return dense(inputs, (width,) * (depth - 1))
 
 
 def _timed(kind: str, depth: int, width: int, repeats: int, options: Options) -> dict[str, Any]:
     options.say(f"timing {depth} layers of {width}, {kind}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = network_of(kind, depth, width).requires_grad_(False).eval().to(options.device)
-    network = trace(model, torch.zeros(1, INPUTS, device=options.device))
+        inputs = QUICK_INPUTS if options.quick else INPUTS
+        model = network_of(kind, depth, width, inputs).requires_grad_(False).eval().to(options.device)
+    network = trace(model, torch.zeros(1, inputs, device=options.device))
     bounds = {name: call for name, (_, call) in BOUNDS.items() if name != "CRC" or kind == PLAIN}
     calls = {name: partial(call, network) for name, call in bounds.items()}
-    timings = time_interleaved(calls, repeats, warmup=1, synchronise=partial(_wait, network))
+    timings = time_interleaved(calls, repeats, warmup=0 if options.quick else 1, synchronise=partial(_wait, network))
     seconds = {name: timing.median for name, timing in timings.items()}
     return {"depth": depth, "width": width, "seconds": seconds, "multiplications": multiplications(depth, width, kind)}
 

@@ -1,5 +1,6 @@
 """Running an experiment: the record, its arrays and its picture below OUT, and a copy among the results."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def reproduce(experiment: Experiment, options: Options, results: Path | None = N
     if options.quick and results is not None:
         raise InvalidInput("A quick run checks the pipeline, never the figures: it is not kept among the results.")
     with locked(options.out, f"python -m benchmarks reproduce {experiment.name}"):
+        begun = time.perf_counter()
         record = with_weights(experiment, experiment.run(options), options.out)
+        record = replace(record, config={**record.config, "seconds": round(time.perf_counter() - begun, 1)})
         record.write(record_path(experiment.name, options.out))
         experiment.draw(record, options.out / f"{experiment.name}.png")
         if results is not None:

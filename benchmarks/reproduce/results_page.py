@@ -63,7 +63,15 @@ def results_page(folder: Path | str = RESULTS) -> str:
         "weights": _weights(read_digests(folder)),
     }
     mirrored = [f"{row['attacked']['36/255']:.2f}%" for row in of_seeds(rows, "6C2F", BEYOND)]
-    return filled(TEMPLATE, tables=tables, picture=picture, made=made, mirrored=" and ".join(mirrored))
+    depth = records["anchored-depth"]
+    return filled(
+        TEMPLATE,
+        tables=tables,
+        picture=picture,
+        made=made,
+        mirrored=" and ".join(mirrored),
+        anchors=f"{depth.figures['networks'][0]['samples']:,}" if depth else "the",
+    )
 
 
 def _all_rows(rows: list[dict[str, Any]]) -> str:
@@ -179,9 +187,10 @@ def _crc(record: Record | None) -> str:
 def _depth(record: Record | None) -> str:
     lines = []
     for network in record.figures["networks"] if record else []:
-        cells = [_beside(network[name]) for name in ("lipschitz", "curvature")]
-        lines.append([f"{network['depth']}", *(cell for pair in cells for cell in pair)])
-    return table(("layers", "global L", "anchored L", "global K", "anchored K"), lines)
+        for whose, kinds in (("the paper's", ("lipschitz", "curvature")), ("ours", ("our_lipschitz", "our_curvature"))):
+            cells = [_beside(network[kind]) for kind in kinds]
+            lines.append([f"{network['depth']}", whose, *(cell for pair in cells for cell in pair)])
+    return table(("layers", "formulas", "global L", "anchored L", "global K", "anchored K"), lines)
 
 
 def _beside(constant: Mapping[str, float]) -> tuple[str, str]:
@@ -287,5 +296,6 @@ def _made(record: Record) -> str:
     """Return when, by which command and on what a record was made."""
     if "cpu" not in record.hardware:
         return f"The last row is of {record.created}; `{record.command}` makes all, each row's record names its machine"
-    seed = f"seed {record.seed}"
-    return f"Made on {record.created} by `{record.command}`, on {_machine(record.hardware)}, {seed}"
+    seconds = record.config.get("seconds")
+    took = "" if seconds is None else f", in {seconds:,.0f} s with the kept weights there"
+    return f"Made on {record.created} by `{record.command}`, on {_machine(record.hardware)}, seed {record.seed}{took}"

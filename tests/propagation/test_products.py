@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import curvcert
 from curvcert.errors import OutOfRange, UnsupportedModule
 from curvcert.network import Network, trace
+from curvcert.network.nodes import ProductNode
 from tests.sampling import crossed
 
 F64 = torch.float64
@@ -156,9 +157,30 @@ def test_a_last_softmax_is_kept_and_certified_is_the_network_before_it(last: nn.
     torch.testing.assert_close(whole(x), last(logits.double()(x)))
     cert, plain = curvcert.certify(whole, x), curvcert.certify(before, x)
     assert torch.equal(cert.radius, plain.radius) and torch.equal(cert.label, plain.label)
-    assert any("ends in a softmax" in note for note in cert.notes) and not any("softmax" in n for n in plain.notes)
+    assert any("changes no class" in note for note in cert.notes) and not any("no class" in n for n in plain.notes)
     assert cert.evidence.network == plain.evidence.network
     # Of probabilities, not of logits.
     assert float(curvcert.lipschitz(whole, at=x[:1], radius=0.01)) != float(
         curvcert.lipschitz(before, at=x[:1], radius=0.01)
     )
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.RMSNorm(6, 1e-3)], ids=["layer", "rms"])
+def test_a_last_normalisation_costs_a_radius_nothing(norm: nn.Module) -> None:
+    torch.manual_seed(1)
+    body, head = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6)), nn.Linear(6, 3)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    model = nn.Sequential(body, norm, head).eval().double()
+    network, x = trace(model, torch.zeros(1, 4, dtype=F64)), torch.randn(40, 4, dtype=F64)
+    simpler = network.classified
+    assert not any(isinstance(node, ProductNode) for node in simpler.nodes)
+    size = (simpler(x) / network(x)).detach()
+    # The same positive number for every class.
+    torch.testing.assert_close(size, size[:, :1].expand_as(size))
+    assert bool((size > 0).all())
+    cert = curvcert.certify(network, x[:3], method="linear")
+    plain = curvcert.certify(network.for_bounds, x[:3], method="linear")
+    assert bool((cert.radius > plain.radius).all())
+    d = displacements(2.0, 1.0, 200, 3) * cert.radius[:, None] * (1 - 1e-9)
+    assert bool((network((x[:3] + d).flatten(0, 1)).argmax(1).reshape(200, -1) == cert.label).all())

@@ -223,12 +223,12 @@ def certifier(
         raise InvalidInput(f"epsilons are positive, finite radii, got {list(given)}.")
     p = validate_p(p)
     network = network if device is None else network.to(device)
-    softmax = () if network.classified is network else (_BEFORE_SOFTMAX,)
+    simpler = () if network.classified is network else (_SIMPLER,)
     network = network.classified
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
         question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted)
     only = None if chosen is None or wanted else chosen.way
-    notes = (*softmax, *question.constants.notes, *notes)
+    notes = (*simpler, *question.constants.notes, *notes)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
 
 
@@ -252,8 +252,9 @@ def _asked(
     return question, *_plan(question, chosen, is_wanted)
 
 
-_BEFORE_SOFTMAX = (
-    "The network ends in a softmax, which changes no class: certified, named and saved is the network before it."
+_SIMPLER = (
+    "The network ends in a softmax or a normalisation, which changes no class: certified, named and saved is the "
+    "network without it (net.classified)."
 )
 
 _BEST = Tables("auto", "auto", required=False)

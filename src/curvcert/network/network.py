@@ -50,7 +50,9 @@ class Network:
     made_of: Chain | None = None
     """The blocks that the nodes were made of, where they were: the chain view as given, rather than found again."""
     logits: "Network | None" = None
-    """Where the network ends in a softmax or log-softmax of its classes, the network before that."""
+    """A simpler network with its outputs in the same order: that before a last softmax or log-softmax; or, where it
+    ends in a normalisation of the whole sample and a linear head, the outputs times the size that is divided by.
+    """
 
     def __post_init__(self) -> None:
         require_order(self.nodes)
@@ -117,7 +119,7 @@ class Network:
 
     @property
     def classified(self) -> "Network":
-        """The network that tells classes apart: that before a last softmax or log-softmax, which keeps their order."""
+        """The network that tells classes apart: without a last softmax or normalisation, which keep their order."""
         return self if self.logits is None else self.logits.classified
 
     @cached_property

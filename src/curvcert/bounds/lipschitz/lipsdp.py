@@ -31,7 +31,7 @@ from curvcert.bounds.types import Anchor, Bound, Global, LayerTerm
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.operators.verified import dominating_factor, inverse_form_upper_bound
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
-from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
+from curvcert.rounding import TINY, Upper, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
 
 
 def reason_to_skip_search(problem: Problem, most_work: float, together: bool = False) -> str | None:
@@ -142,7 +142,8 @@ def _with_fewer_inputs(Z: Enclosed, C: Enclosed, inputs: int) -> tuple[Enclosed,
         return Z, C, inputs
     size, error = (norm_upper_bound_of_vectors(part.flatten(), 2, 0) for part in (B, off))
     gram = B[reading] @ B[reading].mT
-    R = dominating_factor(gram, inflate(gamma(inputs + 2) * size * size + error * (2 * size + error), gamma(8)))
+    lost = Upper(size) * size * gamma(inputs + 2) + Upper(error) * (Upper(2 * size) + error)
+    R = dominating_factor(gram, lost.bound)
     factor = B.new_zeros(len(B), count)
     factor[reading] = R
 

@@ -43,7 +43,7 @@ from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
 from curvcert.operators.verified import largest_eigenvalue_upper_bound, symmetrised
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors, power_of_two
 
 _WORKABLE = 1e-60
 """Slopes beyond this or its inverse are left to the multiple of the identity: their squares could underflow."""
@@ -103,7 +103,7 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
     blocks = [unit.block for unit in problem.network.activated]
     for block, metric in zip(blocks, metrics[1:], strict=True):
         form = "lipsdp-recursion" if metric.matrix is not None else f"X^-1 = L^2 I ({metric.note})"
-        labels.append(LayerTerm(block.name, "activation", inflate(metric.scale.sqrt(), 0.0), form))
+        labels.append(LayerTerm(block.name, "activation", Upper(metric.scale).root().bound, form))
     value = problem.shaped(_read_out(blocks[-1].G, metrics[-1], problem))
     coarse = [term.layer for term in labels if term.method != "lipsdp-recursion"]
     method = "lipsdp-recursion" + (f" (X^-1 = L^2 I at {', '.join(coarse)})" if coarse else "")
@@ -151,14 +151,14 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     if fits and wanted and not useful:
         note = _NOTHING_TO_GAIN
     if not fits or (metric.matrix is None and not useful):
-        constant = steepest**2 * problem.norms.spectral(W) ** 2 * metric.scale
+        constant = (Upper(problem.norms.spectral(W)) * steepest).square() * metric.scale
         if isinstance(block.G, Identity):
-            constant = torch.minimum(constant, liplt_prefixes(problem, problem.norms)[k + 1] ** 2)
-        return Metric(inflate(constant, gamma(8)), note=note)
+            constant = least(constant, Upper(liplt_prefixes(problem, problem.norms)[k + 1]).square())
+        return Metric(constant.bound, note=note)
     widens = metric.matrix is None and W.in_size < W.out_size
     S, error = congruence(W.T, metric, problem.norms) if widens else known_congruence(k, W, metric, problem)
     largest = largest_eigenvalue_upper_bound(S, error)
-    scale = inflate(steepest**2 * largest, gamma(4))
+    scale = (Upper(largest) * steepest * steepest).bound
     if not useful:
         return Metric(scale, note=note)
     if not _WORKABLE < beta < 1 / _WORKABLE:
@@ -168,14 +168,14 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     if Z is None:
         return Metric(scale, note="not verified")
     # X scales like 1/S.
-    identity = inflate(form.scale / form.t, gamma(4))
+    identity = (Upper(form.scale) / form.t).bound
     if widens:
         coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
         return Metric(scale, _multiple(coefficient, Z), along=W, multiple=identity)
     coefficient = inflate(form.scale * (alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))
     matrix = _multiple(coefficient, _raised(Z, -1.0))
-    rounding = 4 * UNIT_ROUNDOFF * (_symmetric_norm(matrix) + identity)
-    return Metric(scale, _raised(matrix, inflate(identity + rounding, gamma(8))))
+    rounding = (Upper(_symmetric_norm(matrix)) + identity) * (4 * UNIT_ROUNDOFF)
+    return Metric(scale, _raised(matrix, (rounding + identity).bound))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +193,8 @@ class _Dominating:
         scale = power_of_two(largest)
         mean, averaging = symmetrised(S / scale)
         # The shift covers the error of S and its own rounding.
-        shift = inflate(error / scale + averaging + 4 * UNIT_ROUNDOFF * largest / scale, gamma(8))
-        top = float(inflate(largest / scale + 2 * shift, gamma(4)))
+        shift = (Upper(error) / scale + averaging + Upper(largest) / scale * (4 * UNIT_ROUNDOFF)).bound
+        top = float((Upper(largest) / scale + 2 * shift).bound)
         return cls(_raised(mean, shift), top, scale, 2.0 / (beta * (beta - alpha) * top))
 
 
@@ -204,17 +204,17 @@ def _inverse_beside(form: _Dominating, alpha: float, beta: float) -> Tensor | No
     if not 1 + min(tau, 0.0) * form.top * (1 + gamma(8)) > gamma(8):
         return None
     A = _raised(-c * form.matrix, 1.0)
-    error = inflate(gamma(4) * (1 + c * _symmetric_norm(form.matrix)), gamma(4))
+    error = ((Upper(_symmetric_norm(form.matrix)) * c + 1.0) * gamma(4)).bound
     if not 1 - c * form.top * (1 + gamma(8)) > float(error):
         return None
     Z, Z_error = _inverse(A, error)
-    Z = _raised(Z, inflate(Z_error + 4 * UNIT_ROUNDOFF * _symmetric_norm(Z), gamma(8)))
+    Z = _raised(Z, (Upper(_symmetric_norm(Z)) * (4 * UNIT_ROUNDOFF) + Z_error).bound)
     return Z if bool(torch.isfinite(Z).all()) else None
 
 
 def _multiple(factor: Tensor, matrix: Tensor) -> Tensor:
     """Return a nonnegative multiple of a symmetric matrix, or more."""
-    return _raised(factor * matrix, inflate(4 * UNIT_ROUNDOFF * factor * _symmetric_norm(matrix), gamma(8)))
+    return _raised(factor * matrix, (Upper(_symmetric_norm(matrix)) * factor * (4 * UNIT_ROUNDOFF)).bound)
 
 
 def _raised(matrix: Tensor, by: Tensor | float) -> Tensor:
@@ -235,18 +235,18 @@ def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         return A, torch.full_like(error, torch.inf)
     B = torch.cholesky_inverse(R)
     B = (B + B.mT) / 2
-    size = inflate(torch.linalg.vector_norm(B), gamma(n * n + 8))
-    residual = torch.linalg.vector_norm(torch.eye(n, dtype=A.dtype, device=A.device) - A @ B)
-    forming = gamma(n + 2) * (torch.linalg.vector_norm(A) * size + n**0.5)
-    r = inflate(residual + forming + error * size, gamma(n * n + 8))
+    size = _frobenius(B)
+    eye = torch.eye(n, dtype=A.dtype, device=A.device)
+    forming = (Upper(_frobenius(A)) * size + _frobenius(eye)) * gamma(n + 2)
+    r = (forming + _frobenius(eye - A @ B) + Upper(error) * size).bound
     if not float(r) < 0.5:
         return B, torch.full_like(r, torch.inf)
-    return B, inflate(size * r / (1 - r), gamma(8))
+    return B, (Upper(size) * r / ((1 - r) * (1 - 2 * UNIT_ROUNDOFF))).bound
 
 
 def _symmetric_norm(A: Tensor) -> Tensor:
     """Bound the 2-norm of |A|, and so that of A, by the largest sum of a row."""
-    return inflate(A.abs().sum(dim=1).amax(), gamma(len(A) + 1))
+    return Upper(A.abs()).sum(1).amax(0).bound
 
 
 def known_congruence(k: int, W: AbstractLinearMap, metric: Metric, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -258,31 +258,30 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
     """Return W Y W' and a bound on its error in the 2-norm."""
     if metric.matrix is None:
         gram, error = norms.gram(W)
-        return metric.scale * gram, inflate(metric.scale * (error + gamma(4) * _frobenius(gram)), gamma(4))
+        return metric.scale * gram, ((Upper(_frobenius(gram)) * gamma(4) + error) * metric.scale).bound
     matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
     size, Z = _frobenius(matrix), _symmetric_norm(metric.matrix)
     S = matrix @ metric.matrix @ matrix.mT
-    forming = gamma(2 * len(metric.matrix) + 4) * size * size * _frobenius(metric.matrix)
-    error = inflate(forming + error * (2 * size + error) * Z, gamma(8))
+    forming = Upper(size) * size * _frobenius(metric.matrix) * gamma(2 * len(metric.matrix) + 4)
+    error = (forming + (Upper(2 * size) + error) * error * Z).bound
     if metric.multiple is None:
         return S, error
     gram, gram_error = norms.gram(W)
     added = metric.multiple * gram
-    rounding = gamma(4) * (_frobenius(S) + _frobenius(added))
-    return S + added, inflate(error + metric.multiple * gram_error + rounding, gamma(8))
+    rounding = (Upper(_frobenius(S)) + _frobenius(added)) * gamma(4)
+    return S + added, (rounding + error + Upper(gram_error) * metric.multiple).bound
 
 
 def _frobenius(A: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(A)
-    return inflate(size, gamma(A.numel() + 4))
+    return norm_upper_bound_of_vectors(A.flatten(), 2, 0)
 
 
 def _read_out(G: AbstractLinearMap, metric: Metric, problem: Problem) -> Tensor:
     if metric.matrix is None:
-        return inflate(problem.final_norm(G, problem.norms) * metric.scale.sqrt(), gamma(4))
+        return (Upper(metric.scale).root() * problem.final_norm(G, problem.norms)).bound
     # The constant is squared on the way: a power of two keeps that within the range of floats.
     scale = float(power_of_two(problem.norms.quick_spectral(G)))
     S, error = congruence((1 / scale) * G, metric, problem.norms)
     if problem.scalars:
-        return inflate(scale * inflate((S.diagonal().clamp(min=0.0) + error).sqrt(), gamma(4)), 0.0)
-    return inflate(scale * inflate(largest_eigenvalue_upper_bound(S, error).sqrt(), 0.0), 0.0)
+        return ((Upper(S.diagonal().clamp(min=0.0)) + error).root() * scale).bound
+    return (Upper(largest_eigenvalue_upper_bound(S, error)).root() * scale).bound

@@ -22,7 +22,7 @@ from curvcert.rounding import inflate
 PRECISION = 2.0**-11
 """How near, relatively, a radius is to one that is not proven when the search ends."""
 
-_CHECKERS_ROOM = 2.0**-20
+_CHECKERS_ROOM = 2.0**-24
 
 _EVALUATIONS = 16
 _FARTHEST = 8.0
