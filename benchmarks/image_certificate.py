@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.certification import device_name
+from benchmarks.harness import RESULTS, record_path
 from curvcert.certificates import Certifier, certifier
 from curvcert.certificates.methods.balls import Centres
 from curvcert.certificates.methods.forms import ByForms, Rivals
@@ -33,6 +35,8 @@ from curvcert.network import Network, trace
 from curvcert.nn.architectures import INPUT_SHAPES
 from curvcert.nn.ensemble import with_mirror_image
 from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.results import Record
+from curvcert.training.kept import read_digests
 from curvcert.training.model_file import load_trained
 from curvcert.whole_files import write_whole
 
@@ -231,6 +235,21 @@ def terms(network: Network, x: Tensor, y: Tensor, images: int) -> list[dict[str,
     return found
 
 
+def recorded(folder: Path, name: str, model: str, commit: str) -> Path:
+    """Write the record of what a run of a kept model left in a folder, maybe elsewhere, by the code of a commit."""
+    found = {kind: json.loads((folder / f"{kind}.json").read_text()) for kind in ("certified", "terms")}
+    digests = read_digests(RESULTS)[name]
+    weights = {name: {key: digests[key] for key in ("sha256", "file")}}
+    figures = {"certified": found["certified"][model], "terms of the nearest rival": found["terms"][model]}
+    gpu, versions = found["certified"]["device"], {"torch": found["certified"]["torch"]}
+    command = (
+        f"python -m benchmarks.image_certificate --data DIR --models results/weights/{name}.safetensors --device cuda"
+    )
+    config = {"radii": list(RADII), "weights": weights, "code": commit}
+    record = Record("image_certificate", command, date.today().isoformat(), versions, {"gpu": gpu}, 0, config, figures)
+    return record.write(record_path("image_certificate"))
+
+
 class Clock:
     """Seconds of the parts of a computation, the device waited for."""
 
@@ -256,8 +275,10 @@ class Clock:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Certify, or take the loss apart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a folder, or a file of images and labels (.npz)")
-    parser.add_argument("--models", type=Path, nargs="+", required=True)
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), help="a folder, or a file of images and labels (.npz)"
+    )
+    parser.add_argument("--models", type=Path, nargs="+", default=[])
     parser.add_argument("--mirror", action="store_true", help="each beside its mirror image")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=480.0, help="for all models together, in equal shares")
@@ -266,7 +287,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=int, nargs=2, help="one process's number, and how many there are")
     parser.add_argument("--terms", type=int, default=0, help="take the loss of so many images apart instead")
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument(
+        "--record", nargs=3, metavar=("NAME", "MODEL", "COMMIT"), help="record what is in --out instead"
+    )
     options = parser.parse_args(arguments)
+    if options.record:
+        print(recorded(options.out, *options.record))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
     x, y = test_images(options.data, options.images)
