@@ -25,6 +25,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.growth import quick
 from curvcert.bounds.lipschitz.on_torus import ImageGradients, image_gradients, images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
@@ -104,7 +105,8 @@ class _GradientSizes(Generic[R]):
     """
 
     def __init__(self, problem: Problem, norms: AbstractNorms[R], constant: Constant[R]) -> None:
-        self._problem, self._norms, self._constant = problem, norms, constant
+        self._problem, self._constant, self._of_units = problem, constant, norms
+        self._norms: AbstractNorms[R] | NormBounds = norms
         self._units, self._paths = problem.network.units, PathMaps(problem.network.nodes)
         self._end = self._units[-1].output
         self._readers: dict[int, list[tuple[AbstractUnit, int]]] = {}
@@ -112,6 +114,9 @@ class _GradientSizes(Generic[R]):
             for place, source in enumerate(unit.sources):
                 self._readers.setdefault(source, []).append((unit, place))
         self._images = self._images_of(problem, norms)
+        if self._images is not None and isinstance(norms, NormBounds):
+            # Gram matrices of paths between images would take longer than all the rest.
+            self._norms = problem.once("quick norms", lambda: quick(norms))
         self._values: dict[int, Tensor] = {}
         self._constants: dict[int, Tensor] = {}
         self.activations: dict[int, Tensor] = {}
@@ -289,7 +294,7 @@ class _GradientSizes(Generic[R]):
     def _of_unit(self, unit: AbstractUnit) -> Tensor:
         if unit.output not in self._constants:
             last = unit.output == self._end
-            self._constants[unit.output] = self._constant(unit, self._problem, self._norms, last)
+            self._constants[unit.output] = self._constant(unit, self._problem, self._of_units, last)
         return self._constants[unit.output]
 
     def _norm(self, op: AbstractLinearMap) -> Tensor:

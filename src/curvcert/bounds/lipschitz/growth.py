@@ -76,7 +76,7 @@ class Growth:
             if images is not None:
                 self._images = images.constants
                 # Gram matrices of these maps would take longer than all the rest.
-                self._norms = problem.once("quick norms", lambda: _quick(norms))
+                self._norms = problem.once("quick norms", lambda: quick(norms))
         self._paths = PathMaps(self._nodes)
         self._levels = levels_of(self._nodes)
         self._values: dict[int, Tensor] = {}
@@ -249,7 +249,8 @@ class Growth:
         return rest_slope(node.activation)
 
 
-def _quick(norms: NormBounds) -> NormBounds:
+def quick(norms: NormBounds) -> NormBounds:
+    """Return norms that take a torus where a Gram matrix would be large."""
     return NormBounds(norms.memory_budget, EXPLICIT_SIZE, norms)
 
 
