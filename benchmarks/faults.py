@@ -21,6 +21,7 @@ LINES = "tests/certificates/test_line.py"
 CHECKER = "tests/checker/test_checker.py"
 HOSTILE = "tests/certificates/test_hostile_files.py"
 CHECKER_LINES = "tests/checker/test_lines.py"
+IMAGES = "tests/checker/test_images.py"
 CHECKER_RELAXATION = "tests/checker/test_relaxation.py"
 OUTPUTS = "tests/bounds/test_outputs.py"
 COORDINATES = "tests/propagation/test_coordinates.py"
@@ -226,7 +227,7 @@ LIPSCHITZ_BOUNDS = (
     ),
     Fault(
         "LipSDP-with-half-of-what-a-layer-adds",
-        "bounds/lipschitz/lipsdp_recursion.py",
+        "bounds/lipschitz/inverse_metric.py",
         "(alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))",
         "(alpha + beta) ** 2 / (2 * form.t * (beta - alpha) ** 2), gamma(8))",
         (LIPSCHITZ, SLOPES),
@@ -365,8 +366,8 @@ CURVATURE_BOUNDS = (
     Fault(
         "an-unrolled-term-with-one-prefix",
         "bounds/curvature/unrolled.py",
-        '"gradient entries": (Upper(form) * L * L).bound,',
-        '"gradient entries": (Upper(form) * L).bound,',
+        '{"gradient entries": (Upper(form) * L * L).bound}',
+        '{"gradient entries": (Upper(form) * L).bound}',
         (TIGHT,),
         "prefix",
         "A term of the unrolled bound forgets that a Hessian has two arguments.",
@@ -817,6 +818,51 @@ RELAXATIONS = (
 )
 
 CHECKS = (
+    Fault(
+        "the-checkers-kernels-without-their-last-frequency",
+        "checker/windows.py",
+        "half = rows // 2 + 1",
+        "half = (rows + 1) // 2",
+        (IMAGES,),
+        "norms_of_windows",
+        "The checker's norm of a convolution misses a frequency, which may be the largest.",
+    ),
+    Fault(
+        "a-circle-of-the-checker-without-room",
+        "checker/windows.py",
+        "return self.source[1 + axis] + max(below, above)",
+        "return self.source[1 + axis]",
+        (IMAGES,),
+        "norms_of_windows",
+        "The checker's windows read across the far side of their torus.",
+    ),
+    Fault(
+        "activations-of-activations-left-out",
+        "checker/planes.py",
+        "norms: dict[int, float] = {start: 1.0} if start in bent else {}",
+        "norms: dict[int, float] = {}",
+        (IMAGES,),
+        "any_slopes",
+        "The checker's constants forget what an activation adds in front of another.",
+    ),
+    Fault(
+        "a-matrix-above-Jacobians-with-one-weight",
+        "checker/image_growth.py",
+        "factor = raised(sum(weights) * share * share / weight, 2 * len(parts) + 8)",
+        "factor = raised(share * share, 2 * len(parts) + 8)",
+        (IMAGES,),
+        "any_slopes",
+        "The checker adds squares of paths where lengths add.",
+    ),
+    Fault(
+        "gradients-on-the-image-for-those-on-the-torus",
+        "checker/image_curvature.py",
+        "total = ends.get(k, np.zeros(len(self._rows)))",
+        "total = 0.0 * ends.get(k, np.zeros(len(self._rows)))",
+        (IMAGES,),
+        "any_slopes",
+        "The checker's gradients are those of the rest of the activations alone.",
+    ),
     Fault(
         "a-checker-that-compares-radii-with-themselves",
         "checker/radii.py",

@@ -86,7 +86,8 @@ def test_kinks_are_refused_by_name() -> None:
         certify(net, image, None, 2, "quadratic", progress=False)
 
 
-def test_more_inputs_than_eigenvalues_are_worth_are_refused() -> None:
+@pytest.mark.parametrize("p", [1.0, math.inf])
+def test_more_inputs_than_eigenvalues_are_worth_are_refused_outside_of_l2(p: float) -> None:
     model = nn.Sequential(nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 2)).eval()
     with pytest.raises(UnsupportedModule, match="needs at most 512 inputs"):
-        certify(trace(model, torch.zeros(1, 600)), torch.zeros(1, 600), None, 2, "quadratic", progress=False)
+        certify(trace(model, torch.zeros(1, 600)), torch.zeros(1, 600), None, p, "quadratic", progress=False)

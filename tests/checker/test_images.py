@@ -46,7 +46,9 @@ def windows() -> list[Window]:
         kernel, off = draw.normal(size=(3, c, *taps)), np.zeros((3, c))
         if height > 0 and width > 0:
             found.append(Window(Stencil(kernel, (first, first), stride, off), (c, h, w), (3, height, width)))
-    return found
+    # On a circle of three positions the frequency at which these signs add up is missing.
+    signs = np.array([[[[-1.0, 1.0, -1.0]]]])
+    return [*found, Window(Stencil(signs, (0, -1), (1, 1), np.zeros((1, 1))), (1, 1, 3), (1, 1, 3))]
 
 
 def matrix_of(window: Window) -> np.ndarray:

@@ -164,6 +164,20 @@ def _eigenvalue_guesses(scaled: Tensor) -> Tensor:
         return torch.stack([-norms, norms], dim=1)
 
 
+def eigenvalue_upper_bound_near(matrix: Float64[Tensor, "n n"], guess: float, slack: float) -> Float64[Tensor, ""]:
+    """Bound the largest eigenvalue of a symmetric matrix, 0 at least, by about a guess times 1 + slack if that holds.
+
+    >>> S = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> 3.0 <= float(eigenvalue_upper_bound_near(S, 3.0, 1e-4)) < 3.001
+    True
+    """
+    scale = power_of_two(matrix.abs().amax())
+    scaled = (matrix / scale)[None]
+    near = torch.as_tensor(guess, dtype=matrix.dtype, device=matrix.device).reshape(1).clamp(min=0.0) / scale
+    bound = _verified_each(scaled, near, (slack * near).clamp(min=2.0**-40))
+    return inflate(bound[0] * scale, 0.0)
+
+
 def _verified_each(scaled: Tensor, guess: Tensor, margin: Tensor) -> Tensor:
     """Return proven bounds on the largest eigenvalues, 0 at least, from guesses and margins; inf without."""
     bounds = torch.full_like(guess, torch.inf)

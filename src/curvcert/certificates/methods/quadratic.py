@@ -1,4 +1,7 @@
-"""The quadratic certificate: Taylor models of order 2 over a ball, whose radius is searched for with all pairs at once.
+"""The quadratic certificate: networks to second order over a ball, with a proof of what that leaves out.
+
+Small networks have Taylor models of order 2, whose radius is searched for with all pairs at once; where layers are too
+wide for that, each sample has quadratic forms in l2 (`forms.py`).
 
 Models are dear to make and quick to ask.  They are made once, a little beyond the radius that is known or that linear
 relaxation proves, and lose nothing within a fifth of it; what they say of any radius is a proof.
@@ -15,6 +18,7 @@ from curvcert.activations.base import no_curvature
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
+from curvcert.certificates.methods.forms import ByForms
 from curvcert.certificates.methods.linear import require_small, shared_facts
 from curvcert.certificates.methods.method import (
     AbstractCertificateMethod,
@@ -72,14 +76,21 @@ class QuadraticRadius(AbstractCertificateMethod):
         return Tables()
 
     def steps(self, question: Question) -> Sequence[AbstractStep]:
-        """Refuse kinks, and inputs that are too many; leave wide networks to the other methods in "auto"."""
-        require_smooth(question.network)
-        reason = Coordinates.reason_to_skip(question.network)
-        if reason is not None:
-            raise UnsupportedModule(reason)
-        facts = shared_facts(question)
-        require_small(question, facts, AUTO_NUMBERS)
-        return [_ByModels(facts, cost=38 if question.epsilons else 80)]
+        """Refuse kinks; make models where they are small enough, and in l2 forms of each sample elsewhere.
+
+        "auto" makes forms on an accelerator alone, and of radii that are to be decided.
+        """
+        network = question.network
+        require_smooth(network)
+        reason, facts = Coordinates.reason_to_skip(network), shared_facts(question)
+        if question.p != 2 or (reason is None and (question.alone or covector_numbers(facts) <= AUTO_NUMBERS)):
+            if reason is not None:
+                raise UnsupportedModule(reason)
+            require_small(question, facts, AUTO_NUMBERS)
+            return [_ByModels(facts, cost=38 if question.epsilons else 80)]
+        if not question.alone and (network.device.type == "cpu" or not question.epsilons):
+            raise UnsupportedModule("forms of each sample take seconds on a processor; ask for it by name")
+        return [ByForms(facts)]
 
 
 def require_smooth(network: Network) -> None:
