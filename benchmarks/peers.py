@@ -249,7 +249,8 @@ def _recorded() -> dict[str, Any]:
 def _record(name: str, norm: str, figures: Mapping[str, Any], added: bool) -> None:
     known = _recorded()
     before = known.get(name, {})
-    one = {**before[norm], **figures} if added else {**figures, "code": measured_code()}
+    alpha = {key: value for key, value in before.get(norm, {}).items() if key.startswith("alpha-CROWN")}
+    one = {**before[norm], **figures} if added else {**figures, **alpha, "code": measured_code()}
     known[name] = {**before, norm: one}
     config = {
         "bisections": BISECTIONS,

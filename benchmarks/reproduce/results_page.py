@@ -49,6 +49,7 @@ def results_page(folder: Path | str = RESULTS) -> str:
         return next((f"{_made(record)}." for name in names if (record := records[name])), "")
 
     tables = {
+        "times": _times(records, read_record("reproduce_times", folder)),
         "claim": short_table(records["table1"]),
         "beyond": _beyond(rows),
         "table1": _all_rows(rows),
@@ -281,6 +282,26 @@ def _complexity(record: Record | None) -> str:
     for kind, found in figures.get("families", {}).items():
         lines += [[kind, name, f"{growth:.2f}", ""] for name, growth in found["growth_with_depth"].items()]
     return table(("network", "bound", "with depth", "with width"), lines)
+
+
+def _times(records: Mapping[str, Record | None], times: Record | None) -> str:
+    lines = []
+    for name in EXPERIMENTS:
+        quick = f"{times.figures['quick'][name]:.1f} s" if times else NOT_YET
+        lines.append([f"`{name}`", quick, _full_time(records[name])])
+    return table(("experiment", "quick, seconds of the processor", "full"), lines)
+
+
+def _full_time(record: Record | None) -> str:
+    """Return how long a full run took, in words; of Table 1 how long its rows took, all together."""
+    if record is None:
+        return ""
+    if "rows" in record.figures:
+        return (
+            f"{sum(row['seconds'] for row in record.figures['rows']) / 60:.0f} minutes for its rows, without training"
+        )
+    seconds = record.config.get("seconds")
+    return "" if seconds is None else f"{seconds:,.0f} s, on {_machine(record.hardware)}"
 
 
 def _weights(digests: Mapping[str, Mapping[str, Any]]) -> str:

@@ -4,7 +4,7 @@ import mpmath
 import pytest
 import torch
 
-from curvcert.activations import declare_activation, remainder_range
+from curvcert.activations import declare_activation, remainder_ends, remainder_range
 from tests.activations.cases import DIGITS, EXACT, ROWS, as_tensor
 
 F64 = torch.float64
@@ -57,6 +57,16 @@ def test_encloses_values_of_exact_arithmetic(name: str):
             points = [mpmath.mpf(a) + (mpmath.mpf(b) - mpmath.mpf(a)) * k / 32 for k in range(33)]
             values = [EXACT[name](z) - mpmath.mpf(slope) * z for z in points]
             assert lo <= min(values) and max(values) <= hi
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu", "sin", "relu", "selu", "softplus(1)"])
+def test_ends_by_two_slopes_are_those_of_their_ranges(name: str):
+    act = ROWS[name]
+    below, lower, upper = _draw(3, 300, act)
+    above = below.flip(0)
+    least, greatest = remainder_ends(act, below, above, lower, upper)
+    assert torch.equal(least, remainder_range(act, below, lower, upper)[0])
+    assert torch.equal(greatest, remainder_range(act, above, lower, upper)[1])
 
 
 def test_sign_of_the_curvature_is_not_read_from_computed_values():
