@@ -227,7 +227,7 @@ LIPSCHITZ_BOUNDS = (
     ),
     Fault(
         "LipSDP-with-half-of-what-a-layer-adds",
-        "bounds/lipschitz/lipsdp_recursion.py",
+        "bounds/lipschitz/inverse_metric.py",
         "(alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))",
         "(alpha + beta) ** 2 / (2 * form.t * (beta - alpha) ** 2), gamma(8))",
         (LIPSCHITZ, SLOPES),
@@ -366,8 +366,8 @@ CURVATURE_BOUNDS = (
     Fault(
         "an-unrolled-term-with-one-prefix",
         "bounds/curvature/unrolled.py",
-        '"gradient entries": (Upper(form) * L * L).bound,',
-        '"gradient entries": (Upper(form) * L).bound,',
+        '{"gradient entries": (Upper(form) * L * L).bound}',
+        '{"gradient entries": (Upper(form) * L).bound}',
         (TIGHT,),
         "prefix",
         "A term of the unrolled bound forgets that a Hessian has two arguments.",

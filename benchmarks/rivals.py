@@ -244,7 +244,7 @@ def measured(options: argparse.Namespace, console: Console) -> Iterator[tuple[st
     released = None if options.so_robust is None else so_robust_released(options.so_robust)
     with_solver = all(importlib.util.find_spec(name) is not None for name in ("cvxpy", "clarabel"))
     if not with_solver:
-        console.print("Skipped LipSDP-neuron: cvxpy and clarabel are not installed (pip install 'curvcert[sdp]').")
+        console.print("Skipped LipSDP-neuron: it needs cvxpy and clarabel, the extra sdp.")
     if "curvature" in options.only:
         cases = QUICK if options.quick else CURVATURE
         yield from (("curvature", beside_so_robust(case, released)) for case in cases)

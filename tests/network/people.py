@@ -593,7 +593,34 @@ class WeightStandardised(nn.Conv2d):
         return self._conv_forward(x, w, self.bias)
 
 
+_KEPT: dict[str, Any] = {}
+
+
+def _keeping(name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        _KEPT[name] = output.detach()
+
+    return hook
+
+
+def _with_features() -> nn.Module:
+    model, seen = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), []
+    model[1].register_forward_hook(_keeping("hidden"))
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    return model
+
+
 _module("observing hooks", _hooked)
+_module("hooks that keep features", _with_features)
+_module("a hook that scales", lambda: _scaled_by_a_hook())
+
+
+def _scaled_by_a_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    model[1].register_forward_hook(lambda module, args, output: 2 * output)
+    return model
+
+
 _module("harmless subclass", lambda: nn.Sequential(SameLinear(4, 3), nn.Tanh()))
 _module("subclass with its own forward", lambda: nn.Sequential(ScaledLinear(4, 3), nn.Tanh()))
 _module("Sequential with its own forward", lambda: OwnSequential(nn.Linear(4, 4), nn.Tanh()))

@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,3 +78,27 @@ def test_what_nothing_can_see_is_named(name: str) -> None:
     forward, _ = UNSEEN[name]
     assert curvcert.trace(model_of(forward), torch.zeros(1, 4)).out_shape == (4,)
     assert "CURVCERT_TEST_FACTOR" not in os.environ
+
+
+def _counting(tries: list[int], factor: float) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: object, output: Tensor) -> Tensor | None:
+        tries.append(1)
+        return factor * output if len(tries) > 1000 else None
+
+    return hook
+
+
+def _in_place(tries: list[int], factor: float) -> Callable[..., None]:
+    def hook(module: nn.Module, args: object, output: Tensor) -> None:
+        tries.append(1)
+        output.mul_(1.0 + (len(tries) > 1000) * factor)
+
+    return hook
+
+
+@pytest.mark.parametrize("make", [_counting, _in_place])
+def test_a_hook_that_changes_its_mind_is_no_observer(make: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval()
+    model[1].register_forward_hook(make([], 2.0))
+    with pytest.raises(CurvcertError, match="changes from call to call"):
+        curvcert.trace(model, torch.zeros(1, 4))

@@ -160,12 +160,33 @@ def test_weighted_norms_are_those_of_the_scaled_map(p) -> None:
         )
 
 
+def test_no_matrix_is_factorised_that_cannot_give_less_than_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    B, s = randn(4, 6), torch.rand(7, 4, dtype=F64)
+    B = B @ B.T
+    zero = torch.zeros((), dtype=F64)
+    exact = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :]).amax(dim=1)
+    known = exact * torch.tensor([0.5, 2.0, 0.9, 1.1, 0.99, 1.5, 0.1], dtype=F64)
+    taken: list[int] = []
+    factorise = weighted.largest_eigenvalues_upper_bound
+
+    def counted(matrices: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        taken.append(len(matrices))
+        return factorise(matrices, error)
+
+    monkeypatch.setattr(weighted, "largest_eigenvalues_upper_bound", counted)
+    found = congruent_eigenvalues(B, zero, s, known)
+    assert sum(taken) == 3
+    below = torch.where(known > exact, exact, torch.inf)
+    assert found.tolist() == pytest.approx(below.tolist(), rel=1e-9)
+
+
 def test_congruent_eigenvalues_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     B, s = randn(4, 6), torch.rand(7, 4, dtype=F64)
     B = B @ B.T
     zero = torch.zeros((), dtype=F64)
-    whole = congruent_eigenvalues(B, zero, s)
+    nothing = torch.full((7,), torch.inf, dtype=F64)
+    whole = congruent_eigenvalues(B, zero, s, nothing)
     monkeypatch.setattr(weighted, "_CHUNK_ELEMENTS", 16)
-    assert torch.equal(whole, congruent_eigenvalues(B, zero, s))
+    assert torch.equal(whole, congruent_eigenvalues(B, zero, s, nothing))
     exact = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :]).amax(dim=1)
     assert bool(((whole >= exact * (1 - 1e-14)) & (whole <= exact * (1 + 1e-9))).all())

@@ -12,7 +12,7 @@ from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.operators.images import EXPLICIT_SIZE, large_norm_upper_bound
 from curvcert.operators.planes import CROP, Planes, Unplanar, Use, Value, planes_of
 from curvcert.operators.stencils import Reach, folded, stencil_of
-from curvcert.operators.torus import growth_on_torus, torus_norm_upper_bound
+from curvcert.operators.torus import tori_of, torus_norm_upper_bound
 from tests.operators.cases import F64, randn
 
 LAPACK = 1e-12
@@ -133,7 +133,7 @@ def test_slopes_bound_what_activations_do() -> None:
     z = planes.image(first, 0)
     planes.add(Value((2, 5, 5), (Use(z),), CROP))
     end = planes.image(second, len(planes.values) - 1)
-    growth = growth_on_torus(planes.values, (end,)).of[end]
+    growth = tori_of(planes.values, (end,))[0].growth((end,))[end]
     x, step = randn(500, 2, 5, 5, seed=2), 1e-3 * randn(500, 2, 5, 5, seed=3)
     moved = second.apply(first.apply(x + step).tanh()) - second.apply(first.apply(x).tanh())
     secants = torch.linalg.vector_norm(moved.flatten(1), dim=1) / torch.linalg.vector_norm(step.flatten(1), dim=1)

@@ -91,8 +91,8 @@ def _above(network: Network, pairs: Problem, method: str, K: Tensor) -> Tensor:
         return K
     i, j = (torch.tensor(side, device=K.device) for side in zip(*combinations(range(network.outputs), 2), strict=True))
     above = K.clone()
-    above[j, i] = curvature_of(replace(pairs, side="above"), method).value
-    above[i, j] = curvature_of(replace(pairs, side="below"), method).value
+    above[j, i] = curvature_of(pairs.seen_from("above"), method).value
+    above[i, j] = curvature_of(pairs.seen_from("below"), method).value
     return torch.minimum(above, K)
 
 

@@ -5,10 +5,11 @@ for seven, or at its hundredth call.  A trace knows one of these.  So the module
 differ in all of them, and has to call the same functions in both; nothing that it can read may have changed afterwards.
 """
 
+import dis
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,6 +223,8 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, part in module.named_modules():
         for name, value in {**vars(part), **part._parameters, **part._buffers}.items():
+            if name in ("_forward_hooks", "_forward_pre_hooks"):
+                value = {key: hook for key, hook in value.items() if not _only_observes(hook)}
             if name not in ("_parameters", "_buffers", "_modules") and not isinstance(value, nn.Module):
                 _collect(f"{path}.{name}".lstrip("."), value, found, 0)
         kind = type(part)
@@ -230,6 +233,37 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
                 if not name.startswith("__"):
                     _collect(f"{kind.__name__}.{name}", value, found, 0)
     return found
+
+
+_KEEPERS = {list, dict, OrderedDict, defaultdict, str, int}
+"""What a hook that only observes may read outside of itself."""
+
+
+def _only_observes(hook: Any) -> bool:
+    """Whether a hook, in whatever state, does nothing but keep what it is given: it may write down what it likes.
+
+    Its code has no branch, returns None or what a list or dictionary returns for a new entry, and writes neither to its
+    arguments nor in place.
+    """
+    code = getattr(hook, "__code__", None)
+    if code is None or not {type(value) for value in _read_outside(hook).values()} <= _KEEPERS:
+        return False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "CACHE", "RESUME")]
+    for k, step in enumerate(steps):
+        before = steps[max(0, k - 2) : k]
+        container = before[0].opname if len(before) == 2 else ""
+        jumps = "JUMP" in step.opname or step.opname in ("FOR_ITER", "SEND", "YIELD_VALUE")
+        in_place = step.opname == "BINARY_OP" and step.argrepr.endswith("=")
+        on_an_argument = step.opname == "STORE_SUBSCR" and container not in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME")
+        if jumps or in_place or on_an_argument or step.opname in ("STORE_ATTR", "STORE_GLOBAL", "DELETE_SUBSCR"):
+            return False
+        if step.opname == "RETURN_CONST" and step.argval is not None:
+            return False
+        if step.opname == "RETURN_VALUE" and not (before[-1].opname == "LOAD_CONST" and before[-1].argval is None):
+            kept = [name.argval for name in steps if name.opname in ("LOAD_METHOD", "LOAD_ATTR")]
+            if not kept or kept[0] not in ("append", "update", "__setitem__"):
+                return False
+    return not any(name.endswith("_") and not name.endswith("__") for name in code.co_names)
 
 
 def _is_the_users(name: str) -> bool:
@@ -267,15 +301,17 @@ def _collect_function(path: str, function: Any, found: dict[str, Any], depth: in
     code = getattr(plain, "__code__", None)
     if code is None or code.co_filename.startswith(_OF_TORCH) or path.count("()") > 1:
         return
-    outside = {name: plain.__globals__[name] for name in _names(code) if name in plain.__globals__}
-    cells = {
-        name: cell.cell_contents
-        for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True)
-        if cell != types.CellType()
-    }
-    read = {**vars(plain), "defaults": (plain.__defaults__, plain.__kwdefaults__), **outside, **cells}
+    read = {**vars(plain), "defaults": (plain.__defaults__, plain.__kwdefaults__), **_read_outside(plain)}
     for name, value in read.items():
         _collect(f"{path}().{name}", value, found, depth + 1)
+
+
+def _read_outside(function: Any) -> dict[str, Any]:
+    """Return the globals that a function names, and what its closure holds."""
+    code = function.__code__
+    outside = {name: function.__globals__[name] for name in _names(code) if name in function.__globals__}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    return {**outside, **{name: cell.cell_contents for name, cell in cells if cell != types.CellType()}}
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

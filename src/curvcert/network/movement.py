@@ -206,42 +206,10 @@ def blocks_to_space(value: Value, factor: int, path: str) -> Value:
     return parts.reshaped((channels // r**2, height * r, width * r), path)
 
 
-def space_to_blocks(value: Value, factor: int, path: str) -> Value:
-    """Return images (c, h r, w r) as (c r^2, h, w)."""
-    channels, height, width = _image(value, path)
-    r = factor
-    if type(r) is not int or r < 1 or height % r or width % r:
-        raise InvalidInput(f"{path}: an image of {height} x {width} cannot be unshuffled by a factor of {factor}.")
-    parts = value.reshaped((channels, height // r, r, width // r, r), path).permuted((0, 2, 4, 1, 3), path)
-    return parts.reshaped((channels * r**2, height // r, width // r), path)
-
-
-def mix_groups(value: Value, groups: int, path: str) -> Value:
-    """Return the channels of all groups in turn: torch's channel shuffle."""
-    channels = value.shape[0]
-    if type(groups) is not int or groups < 1 or channels % groups:
-        raise InvalidInput(f"{path}: {channels} channels do not make {groups} groups.")
-    parts = value.reshaped((groups, channels // groups, *value.shape[1:]), path)
-    mixed = parts.permuted((1, 0, *range(2, len(parts.shape))), path)
-    return mixed.reshaped(value.shape, path)
-
-
 def _image(value: Value, path: str) -> Shape:
     if len(value.shape) != 3:
         raise InvalidInput(f"{path}: expects images of shape (channels, height, width), got {value.shape}.")
     return value.shape
-
-
-def pad_last(value: Value, sides: Sequence[int], path: str, mode: str = "constant", number: float = 0.0) -> Value:
-    """Return the value padded as torch writes it: two numbers for the last dimension, two for the one before, ..."""
-    if len(sides) % 2 or len(sides) > 2 * len(value.shape) or not all(type(n) is int for n in sides):
-        raise InvalidInput(
-            f"{path}: expected padding by two whole numbers for each of the last dimensions, got {tuple(sides)}."
-        )
-    pairs = {-1 - k: side for k, side in enumerate(zip(sides[::2], sides[1::2], strict=True))}
-    if mode != "constant":
-        return bordered(value, pairs, mode, path)
-    return pad(value, pairs, path, number)
 
 
 def split(value: Value, sizes: Sequence[int], dim: int, path: str) -> tuple[Value, ...]:

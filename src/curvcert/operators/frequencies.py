@@ -9,7 +9,7 @@ Glossary:
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -20,7 +20,8 @@ from curvcert.operators.conv import Pair
 from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.operators.planes import Circles, Use, Value, total_strides
 from curvcert.operators.stencils import Stencil
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.operators.verified import largest_eigenvalue_upper_bound
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
 
 Span = tuple[int, int]
 """The least and the largest offset that a path map reads along an axis, in positions of its start."""
@@ -32,7 +33,7 @@ _WORTH_COMPRESSING = 1.5
 
 @final
 @dataclass(frozen=True, eq=False)
-class _State:
+class State:
     """A path map at every frequency of its end: (h, rows, w, columns, blocks, outputs, joined h, joined w, inputs).
 
     `error` bounds, in the 2-norm, how far the matrices are from those that are meant.
@@ -42,6 +43,44 @@ class _State:
     error: Tensor
     spans: tuple[Span, Span]
     identity: bool = False
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Exit:
+    """A map from an image to a vector, (rows, *shape), known to within `error` in the Frobenius norm."""
+
+    source: int
+    rows: Tensor
+    error: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Through:
+    r"""The map P from a value to a vector behind an exit V, by its Gram matrix :math:`N^{-2} \sum_f \hat V \hat P
+    \hat P^* \hat V^*`, known to within `error`, and a bound on how far P itself is from the one that is meant.
+    """
+
+    gram: Tensor
+    length: int
+    error: Tensor
+
+    def plus(self, other: "Through") -> "Through":
+        """Add other frequencies."""
+        return Through(self.gram + other.gram, self.length + other.length, self.error.maximum(other.error))
+
+    @property
+    def norm(self) -> Tensor:
+        """A bound on the 2-norm."""
+        rounding = gamma(self.length + 8) * inflate(self.gram.diagonal().sum(), gamma(self.length + len(self.gram)))
+        return inflate(largest_eigenvalue_upper_bound(self.gram, rounding).sqrt() + self.error, 0.0)
+
+    @property
+    def row_norms(self) -> Tensor:
+        """Bounds on the 2-norms of the rows."""
+        squares = inflate(self.gram.diagonal().clamp(min=0.0), 2 * gamma(self.length + 8)) + TINY
+        return inflate(squares.sqrt() + self.error, gamma(8))
 
 
 class Frequencies:
@@ -58,11 +97,23 @@ class Frequencies:
         self._last_reader = {use.source: k for k, value in enumerate(values) for use in value.uses}
         self._symbols: dict[tuple[int, int], Tensor] = {}
         self._norms: dict[tuple[int, int], Tensor] = {}
+        self._spectra: dict[int, Tensor] = {}
 
     def path_norms(self, start: int, ends: Collection[int]) -> dict[int, Tensor]:
         """Bound the norms of the path maps from one value to some of those after it."""
-        states = {start: self._identity(self._values[start].shape[0])}
-        norms: dict[int, Tensor] = {}
+        return {k: self.norm(state, start, k) for k, state in self.states(start) if k in ends and k != start}
+
+    def exits(self, start: int, exits: Sequence[Exit]) -> dict[int, Through]:
+        """Return the maps from one value to what is behind some exits, by their numbers, as far as these rows go."""
+        found: dict[int, Through] = {}
+        for k, state in self.states(start):
+            found |= {number: self.behind(each, state, start) for number, each in enumerate(exits) if each.source == k}
+        return found
+
+    def states(self, start: int, first: State | None = None) -> Iterator[tuple[int, State]]:
+        """Yield the path maps from one value to itself and to those after it, behind `first` or the identity."""
+        states = {start: first or self._identity(self._values[start].shape[0])}
+        yield start, states[start]
         for k in range(start + 1, len(self._values)):
             value = self._values[k]
             slope = 1.0 if value.slopes is None else value.slopes.mu
@@ -70,25 +121,101 @@ class Frequencies:
             if not images or slope == 0.0:
                 continue
             states[k] = _sum(images)
-            if k in ends:
-                norms[k] = self._norm(states[k], start, k)
+            yield k, states[k]
             states = {number: state for number, state in states.items() if self._last_reader.get(number, -1) > k}
             if len(states) == 1:  # whatever comes later leads through it
                 ((number, state),) = states.items()
                 states = {number: _compressed(state)}
-        return norms
 
-    def _identity(self, channels: int) -> _State:
+    def multiple(self, value: int, factor: Tensor) -> State:
+        """Return a multiple of the identity on a value."""
+        shape = [len(self._waves(axis, low, value, (0,))) for axis, low in ((0, self._rows), (1, self._columns))]
+        channels = self._values[value].shape[0]
+        ones = self._identity(channels).matrices * factor
+        matrices = ones.expand(shape[0], len(self._rows), shape[1], len(self._columns), *ones.shape[4:])
+        return State(matrices, torch.zeros_like(factor), ((0, 0), (0, 0)))
+
+    def root(self, Y: Tensor) -> State:
+        """Return R with R R* at least Y, Hermitian matrices of the frequencies of a value."""
+        n = Y.shape[-1]
+        g = gamma(4 * (n + 4))
+        trace = Y.diagonal(dim1=-2, dim2=-1).real.abs().sum(dim=-1).amax()
+        shifted = (Y + Y.mH) / 2
+        shifted.diagonal(dim1=-2, dim2=-1).add_(inflate(4 * g * trace + TINY, gamma(n + 8)))
+        return State(torch.linalg.cholesky(shifted).unflatten(-1, (1, 1, n)), torch.zeros_like(trace), ((0, 0), (0, 0)))
+
+    def gram(self, state: State, start: int, end: int, norm: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Return :math:`\hat P \hat P^* / A` and a bound on its error, given the norm of the path map."""
+        P, area = state.matrices.flatten(6), self._area(start, end)
+        forming = gamma(4 * (P.shape[-1] + 8)) * _frobenius(state.matrices).square()
+        moved = state.error * (2 * norm * math.sqrt(area) + state.error)
+        return P @ P.mH / area, inflate((moved + forming) / area, gamma(16))
+
+    def at_lags(self, S: Tensor, value: int, height: int, width: int) -> Tensor:
+        r"""Return :math:`N^{-2} \sum_f S(f) e^{2 \pi i f \tau / N}` for the lags 0, 1, ..., -2, -1 within an image."""
+        h, w = (
+            self._waves(axis, low, value, (*range(n), *range(1 - n, 0)))
+            for axis, low, n in ((0, self._rows, height), (1, self._columns, width))
+        )
+        half = torch.einsum("rsuvab,uvw->rsabw", S * self.multiplicity()[:, None, None, None, None], w)
+        return torch.einsum("rsabw,rsh->abhw", half, h).real / self.count(value)
+
+    def count(self, value: int) -> int:
+        """Return how many frequencies a value has."""
+        return math.prod(n // s for n, s in zip(self._circles.length, self._strides[value], strict=True))
+
+    def _area(self, start: int, end: int) -> int:
+        return math.prod(a // b for a, b in zip(self._strides[end], self._strides[start], strict=True))
+
+    def behind(self, gate: Exit, state: State, start: int) -> Through:
+        r"""Return the part of a map behind an exit that these frequencies see.
+
+        With :math:`\hat V(f) = \sum_i V_i e^{2 \pi i f i / N}` and the stride A from the start to the exit, it is
+        :math:`\hat V(f) \hat P(f) / (N \sqrt A)` for each f, side by side.
+        """
+        V, blocks = self._spectrum(gate), state.matrices.shape[4]
+        P = state.matrices.flatten(6)
+        split = V.unflatten(-1, (blocks, -1)).movedim(-2, 4)
+        product = split @ P.expand(*split.shape[:4], *P.shape[4:])
+        # Conjugate frequencies, which are left out, see the conjugate.
+        weight = self.multiplicity().sqrt()[:, None, None, None, None, None]
+        area = self._area(start, gate.source)
+        flat = torch.view_as_real(product * (weight / math.sqrt(self.count(gate.source)))).movedim(-3, 0).flatten(1)
+        size, taps = _length(gate.rows), math.prod(gate.rows.shape[2:])
+        # The taps of each entry of V add up, and V is as long on the torus as it is.
+        symbol = 4 * (taps + 16) * UNIT_ROUNDOFF * math.sqrt(taps)
+        local = symbol + gamma(4 * (gate.rows.shape[1] + 8))
+        error = (size + gate.error) * state.error + (gate.error + 2 * local * size) * _frobenius(state.matrices)
+        root = math.sqrt(area)
+        return Through(flat @ flat.mT / area, flat.shape[1], inflate(error / root, gamma(16)))
+
+    def _spectrum(self, gate: Exit) -> Tensor:
+        """Return the rows of an exit at the frequencies of its value: (h, rows, w, columns, rows of it, channels)."""
+        if id(gate) not in self._spectra:
+            height, width = gate.rows.shape[2:]
+            h = self._waves(0, self._rows, gate.source, tuple(range(height)))
+            w = self._waves(1, self._columns, gate.source, tuple(range(width)))
+            half = torch.einsum("nchw,rsh->rsncw", gate.rows.to(h.dtype), h)
+            self._spectra[id(gate)] = torch.einsum("rsncw,uvw->rsuvnc", half, w)
+        return self._spectra[id(gate)]
+
+    def multiplicity(self) -> Tensor:
+        """Return how many rows of frequencies each of these stands for: itself, and its conjugate if left out."""
+        rows = self._circles.length[0] // self._circles.period[0]
+        alone = (2 * self._rows) % rows == 0
+        return torch.where(alone, 1.0, 2.0).to(torch.float64)
+
+    def _identity(self, channels: int) -> State:
         ones = torch.ones(1, 1, 1, 1, channels, 1, 1, 1, 1, dtype=torch.complex128, device=self._rows.device)
-        return _State(ones, torch.zeros((), dtype=torch.float64, device=ones.device), ((0, 0), (0, 0)), identity=True)
+        return State(ones, torch.zeros((), dtype=torch.float64, device=ones.device), ((0, 0), (0, 0)), identity=True)
 
-    def _norm(self, state: _State, start: int, end: int) -> Tensor:
+    def norm(self, state: State, start: int, end: int) -> Tensor:
         stride = [a // b for a, b in zip(self._strides[end], self._strides[start], strict=True)]
         blocks = state.matrices.flatten(6).flatten(0, 4)
         norm = (largest_singular_value_upper_bound(blocks) + state.error) / math.sqrt(math.prod(stride))
         return inflate(norm * self._off_the_grid(state, stride, end), gamma(16))
 
-    def _off_the_grid(self, state: _State, stride: Sequence[int], end: int) -> float:
+    def _off_the_grid(self, state: State, stride: Sequence[int], end: int) -> float:
         r"""Return how much larger a norm may be between the points of a coarse grid: :math:`1 / \cos(\pi R / M)`."""
         factor = 1.0
         for axis in (0, 1):
@@ -99,7 +226,7 @@ class Frequencies:
                 factor /= math.cos(math.pi / 2 * share) * (1 - 1e-12)
         return factor
 
-    def _image(self, state: _State, use: Use, slope: float, start: int) -> _State:
+    def _image(self, state: State, use: Use, slope: float, start: int) -> State:
         if use.stencil is not None:
             state = self._through(state, use.stencil, use.source, start)
         factor = use.factor * slope
@@ -107,9 +234,9 @@ class Frequencies:
             return state
         matrices = state.matrices * factor
         error = abs(factor) * state.error + 8 * UNIT_ROUNDOFF * _frobenius(matrices)
-        return _State(matrices, inflate(error, gamma(8)), state.spans)
+        return State(matrices, inflate(error, gamma(8)), state.spans)
 
-    def _through(self, state: _State, stencil: Stencil, source: int, start: int) -> _State:
+    def _through(self, state: State, stencil: Stencil, source: int, start: int) -> State:
         r"""Return the state behind a stencil.
 
         With :math:`\delta` the error of the symbol, :math:`e' = (\|\hat K\| + \delta) e + (\delta + \gamma s) \|P\|_F`,
@@ -130,7 +257,7 @@ class Frequencies:
             for (low, high), step, axis in zip(state.spans, steps, stencil.reach, strict=True)
         )
         joined = math.sqrt(math.prod(stencil.stride))
-        return _State(_joined(made, stencil.stride), inflate(error * joined, gamma(16)), (h, w))
+        return State(_joined(made, stencil.stride), inflate(error * joined, gamma(16)), (h, w))
 
     def _symbol(self, stencil: Stencil, source: int) -> Tensor:
         """Return the matrices of a stencil at the frequencies of a value: (h, rows, w, columns, groups, out, in)."""
@@ -161,7 +288,7 @@ class Frequencies:
         return torch.complex(angle.cos(), angle.sin())
 
 
-def _compressed(state: _State) -> _State:
+def _compressed(state: State) -> State:
     r"""Return a state with no more columns than rows that is as long as P, in front of whatever comes later.
 
     With L the computed factor of :math:`PP^* + \varepsilon I`, :math:`LL^* \succeq PP^*` and so
@@ -182,7 +309,7 @@ def _compressed(state: _State) -> _State:
     return replace(state, matrices=factor.unflatten(-1, (1, 1, rows)))
 
 
-def _sum(states: Sequence[_State]) -> _State:
+def _sum(states: Sequence[State]) -> State:
     if len(states) == 1:
         return states[0]
     blocks = math.gcd(*(state.matrices.shape[4] for state in states))
@@ -194,7 +321,7 @@ def _sum(states: Sequence[_State]) -> _State:
         (min(state.spans[axis][0] for state in states), max(state.spans[axis][1] for state in states))
         for axis in (0, 1)
     )
-    return _State(total, inflate(error, gamma(4 * len(states))), (h, w))
+    return State(total, inflate(error, gamma(4 * len(states))), (h, w))
 
 
 def _with_blocks(matrices: Tensor, blocks: int) -> Tensor:
@@ -235,6 +362,10 @@ def _joined(matrices: Tensor, stride: Pair) -> Tensor:
     moved = split.permute(1, 2, 4, 5, 6, 7, 8, 0, 9, 3, 10)
     joined: Tensor = moved.flatten(9, 10).flatten(7, 8)
     return joined
+
+
+def _length(x: Tensor) -> Tensor:
+    return norm_upper_bound_of_vectors(x.flatten(), 2, 0)
 
 
 def _frobenius(matrices: Tensor) -> Tensor:

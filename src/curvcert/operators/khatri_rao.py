@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from curvcert.operators.base import AbstractLinearMap, Identity, Scaled
+from curvcert.operators.base import AbstractLinearMap, Identity, Reshape, Scaled
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
+from curvcert.operators.scaled_conv import scaled_conv
 from curvcert.operators.verified import largest_eigenvalue_upper_bound
 from curvcert.rounding import Upper, gamma, inflate, least, norm_upper_bound_of_vectors
 
@@ -41,17 +42,20 @@ def hadamard_norm_upper_bound(W: AbstractLinearMap, norms: GramNorms) -> Tensor:
     """
     if isinstance(W, Scaled):
         return (Upper(hadamard_norm_upper_bound(W.map, norms)) * abs(W.factor) * abs(W.factor)).bound
-    closed = isinstance(W, Conv2d) and W.padding_mode == "zeros"
+    if isinstance(W, Identity | Reshape):
+        return torch.ones((), dtype=W.dtype, device=W.device)
+    scaled = scaled_conv(W)
+    closed = scaled is not None and scaled[0].padding_mode == "zeros"
     if norms.gram_fits(W.out_size) and not (closed and W.out_size > _EXPLICIT_CONV):
         B, error = norms.gram(W)
         return root_of_product(B, error, B, error)
     schur = (Upper(row_norms_upper_bound(W, 2).amax()) * norms.spectral(W)).bound
-    if closed and isinstance(W, Conv2d):
-        return torch.minimum(schur, conv_hadamard_norm_upper_bound(W))
+    if scaled is not None and closed:
+        return torch.minimum(schur, conv_hadamard_norm_upper_bound(*scaled))
     return schur
 
 
-def conv_hadamard_norm_upper_bound(conv: Conv2d) -> Tensor:
+def conv_hadamard_norm_upper_bound(conv: Conv2d, roundings: int = 0) -> Tensor:
     r"""Bound :math:`\sqrt{\lambda_{max}((WW^T)^{\circ 2})}` of a convolution on an image of any size.
 
     The eigenvalue is the largest :math:`\|\sum_l u_l W_l \otimes W_l\|_F^2` over unit u.  Rows of W are rows
@@ -59,6 +63,8 @@ def conv_hadamard_norm_upper_bound(conv: Conv2d) -> Tensor:
     rows at distance :math:`\tau` have the inner product :math:`R_{oo'}(\tau) = \sum_{c,u} K_{oc}(u + \tau)
     K_{o'c}(u)` of the dilated kernel, :math:`\tau` a multiple of the stride, and the block Toeplitz matrix
     of their squares, being nonnegative, has the norm of :math:`\sum_\tau R(\tau)^{\circ 2}`.
+
+    `roundings` is how often each weight was rounded.
 
     >>> K = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     >>> 1.0 <= float(conv_hadamard_norm_upper_bound(Conv2d(K, (1, 4, 4)))) < 1.000001
@@ -69,7 +75,7 @@ def conv_hadamard_norm_upper_bound(conv: Conv2d) -> Tensor:
     kh, kw = kernels.shape[-2:]
     total = torch.zeros(conv.groups, kernels.shape[1], kernels.shape[1], dtype=conv.dtype, device=conv.device)
     error = torch.zeros_like(total)
-    g = gamma(kernels.shape[2] * kh * kw + 4)
+    g = gamma(kernels.shape[2] * kh * kw + 4 + 4 * roundings)
     for a in range(-kh + 1, kh):
         for b in range(-kw + 1, kw):
             if (a * d_h) % s_h or (b * d_w) % s_w:

@@ -239,10 +239,12 @@ class NormBounds(AbstractNorms[Bound]):
             d, root = khatri_rao.scaled_vectorised_norms(G, W, self)
             return inflate(root * self.spectral(Diagonal(d, W.out_shape) @ W), 0.0)
 
-    def bilinear(self, op: AbstractLinearMap, d: Tensor, p: float, gram_size: int = GRAM_SIZE) -> Tensor:
-        """Bound the bilinear form with weights d over the p-ball, one value for each d >= 0."""
+    def bilinear(
+        self, op: AbstractLinearMap, d: Tensor, p: float, gram_size: int = GRAM_SIZE, known: Tensor | None = None
+    ) -> Tensor:
+        """Bound the bilinear form with weights d over the p-ball, one value for each d >= 0; or by what is known."""
         with torch.no_grad():
-            return bilinear_upper_bound(_in_float64(op), d, p, self, gram_size)
+            return bilinear_upper_bound(_in_float64(op), d, p, self, gram_size, known)
 
     def spectral(self, op: AbstractLinearMap) -> Tensor:
         """Bound the 2 -> 2 norm of a float64 map."""
@@ -402,10 +404,13 @@ def _attained_product(op: Composition, norms: NormBounds) -> Tensor | None:
     Any vector shows it for maps that keep lengths, such as those of orthogonal layers.
     """
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(op.in_shape, generator=random, dtype=op.dtype).to(op.device)
-    stretched = torch.linalg.vector_norm(op.apply(x)) / torch.linalg.vector_norm(x)  # inf where squares overflow
+    x = torch.randn(2, *op.in_shape, generator=random, dtype=op.dtype).to(op.device)
+    stretched = torch.linalg.vector_norm(op.apply(x).flatten(1), dim=1) / torch.linalg.vector_norm(x.flatten(1), dim=1)
+    longest = stretched.amax()  # inf where squares overflow
+    if not bool(longest.isfinite() & (longest <= (1 + 2 * _ATTAINED) * stretched.amin())):
+        return None  # lengths are not kept: the norms of the factors, which may be dear, are not needed
     product = norms.quick_spectral(op)
-    return product if bool((product <= (1 + _ATTAINED) * stretched) & stretched.isfinite()) else None
+    return product if bool(product <= (1 + _ATTAINED) * longest) else None
 
 
 def _best_split(factors: tuple[AbstractLinearMap, ...], norms: NormBounds) -> Measured:

@@ -14,8 +14,9 @@ from curvcert.operators.magnitudes import (
     absolute_row_sums_upper_bound,
     rounding_length,
 )
+from curvcert.operators.scaled_conv import scaled_conv
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 _CHUNK_ELEMENTS = 2**25
 """Rows are formed in pieces of about this many numbers."""
@@ -97,6 +98,10 @@ def _(op: Composition, r: float) -> Tensor:
         return first.apply(row_norms_upper_bound(compose(*inner, last), r))
     if r > _EXACT_POWER:
         return row_norms_upper_bound.dispatch(object)(op, r)
+    for conv, transposed in ((scaled_conv(op), False), (scaled_conv(op.T), True)):
+        if conv is not None:
+            # Weights that underflow are below any that norms are bounded for.
+            return inflate(_conv_line_norms(conv[0], r, transposed), gamma(4 * conv[1])) + TINY
     if isinstance(first, Diagonal):
         return (Upper(row_norms_upper_bound(compose(*inner, last), r)) * first.weight.abs()).bound
     if isinstance(first, Transposed) and _has_windows_apart(first.map):

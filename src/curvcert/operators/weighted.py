@@ -17,12 +17,15 @@ from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, interpolated, magnitude, rounding_length
 from curvcert.operators.rows import row_norms_upper_bound
 from curvcert.operators.verified import largest_eigenvalues_upper_bound
-from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors
 
 GRAM_SIZE = 1024
 """Largest Gram matrix that is factorised once for each weight."""
 
 _CHUNK_ELEMENTS = 2**24
+_GLIMPSE_STEPS = 12
+"""Power-iteration steps that show from below what a factorisation could give at best."""
+
 _COPIES = 10
 """Matrices held at a time for one that is bounded."""
 
@@ -52,12 +55,17 @@ def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: 
         return torch.minimum(bound, columns)
     bound = torch.minimum(bound, interpolated(columns, rows, p))
     if p == 2 and W.out_size <= GRAM_SIZE:
-        bound = torch.minimum(bound, Upper(congruent_eigenvalues(*norms.gram(W), flat)).root().bound)
+        bound = torch.minimum(bound, Upper(_congruent_eigenvalues(*norms.gram(W), flat)).root().bound)
     return bound
 
 
 def bilinear_upper_bound(
-    W: AbstractLinearMap, d: Tensor, p: float, norms: WeightedNorms, gram_size: int = GRAM_SIZE
+    W: AbstractLinearMap,
+    d: Tensor,
+    p: float,
+    norms: WeightedNorms,
+    gram_size: int = GRAM_SIZE,
+    known: Tensor | None = None,
 ) -> Tensor:
     r"""Bound :math:`\sup \sum_l d_l |W_l a| |W_l b|` over :math:`\|a\|_p, \|b\|_p \le 1`, for each d >= 0 of a batch.
 
@@ -65,6 +73,8 @@ def bilinear_upper_bound(
     :math:`\|d\|_2 \sqrt{\lambda_{max}((WW^T)^{\circ 2})}`.  For every p it is at most
     :math:`\sum_l d_l \|W_l\|_{p^*}^2`, :math:`\max_l d_l \|W\|_{p \to 2}^2` and
     :math:`\|d\|_{p^*} \|W\|_{p \to p} \|W\|_{p \to \infty}` (Hoelder); exact at p = 1 for a matrix.
+
+    `known` is what is known of them already: no matrix is factorised that cannot give less.
     """
     flat = d.flatten(1)
     peak = flat.amax(dim=1)
@@ -80,11 +90,31 @@ def bilinear_upper_bound(
         bound = torch.minimum(bound, (Upper(length) * norms.hadamard(W)).bound)
         if W.out_size <= gram_size:
             roots = Upper(flat).root().bound
-            bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots))
+            ceiling = bound if known is None else bound.minimum(known)
+            bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots, ceiling))
     return bound
 
 
-def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
+def congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor, known: Tensor) -> Tensor:
+    """Bound the largest eigenvalue of diag(s) B diag(s) for each s; inf where it cannot be below what is known."""
+    found = torch.full_like(s[:, 0], torch.inf)
+    open_ = (_glimpsed(B, s) < known).nonzero().flatten()
+    if len(open_):
+        found[open_] = _congruent_eigenvalues(B, error, s[open_])
+    return found
+
+
+def _glimpsed(B: Tensor, s: Tensor) -> Tensor:
+    """Return the growth of one vector under each diag(s) B diag(s): its largest eigenvalue is no less, but rounding."""
+    v = s
+    for _ in range(_GLIMPSE_STEPS):
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=TINY)
+        v = s * ((s * v) @ B)
+    growth: Tensor = torch.linalg.vector_norm(v, dim=1)
+    return growth
+
+
+def _congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
     """Bound the largest eigenvalue of diag(s) B diag(s) for each s."""
     trace = Upper(B.diagonal().abs()).sum()
     pieces = []

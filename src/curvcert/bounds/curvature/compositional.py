@@ -45,7 +45,7 @@ def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds:
 
 def curvature_of_values(problem: Problem) -> dict[int, Tensor]:
     """Return the curvature of x -> v for the input and for every value that a unit ends in; the last final."""
-    return problem.once("curvatures", lambda: _recursion(problem, problem.norms, None)[0])
+    return problem.once(f"curvatures, {problem.side}", lambda: _recursion(problem, problem.norms, None)[0])
 
 
 def _recursion(
@@ -81,7 +81,9 @@ def last_block_forms(block: Block, problem: Problem, norms: AbstractNorms[R]) ->
     """Return `scalar_block_forms` of the last block; those in the problem's own norms are computed once."""
     if norms is not problem.norms:
         return scalar_block_forms(block, problem.p, norms)
-    return problem.once("last block", lambda: [scalar_block_forms(block, problem.p, norms, problem.side)])[0]
+    return problem.once(
+        f"last block, {problem.side}", lambda: [scalar_block_forms(block, problem.p, norms, problem.side)]
+    )[0]
 
 
 def unit_lipschitz(unit: AbstractUnit, problem: Problem, norms: AbstractNorms[R], last: bool) -> Tensor:

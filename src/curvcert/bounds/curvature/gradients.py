@@ -25,6 +25,7 @@ from torch import Tensor
 
 from curvcert.bounds.curvature.compositional import unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.on_torus import ImageGradients, image_gradients, images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.bounds.types import Global
@@ -32,7 +33,8 @@ from curvcert.network import Block
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
 from curvcert.norms import conjugate
-from curvcert.operators import AbstractLinearMap, Composition, Identity, Zero
+from curvcert.operators import AbstractLinearMap, Composition, Identity, NormBounds, Zero
+from curvcert.operators.images import is_nearly_exact
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
@@ -109,6 +111,7 @@ class _GradientSizes(Generic[R]):
         for unit in self._units:
             for place, source in enumerate(unit.sources):
                 self._readers.setdefault(source, []).append((unit, place))
+        self._images = self._images_of(problem, norms)
         self._values: dict[int, Tensor] = {}
         self._constants: dict[int, Tensor] = {}
         self.activations: dict[int, Tensor] = {}
@@ -118,6 +121,22 @@ class _GradientSizes(Generic[R]):
         # From the end on: deep networks then need no deep recursion.  No path leads within a level.
         for place in range(len(self._levels) - 1, -1, -1):
             self._bound_level(place)
+
+    @staticmethod
+    def _images_of(problem: Problem, norms: AbstractNorms[R]) -> ImageGradients | None:
+        """Return what bounds the gradients with respect to large images."""
+        if problem.p != 2 or not (problem.scalars or problem.q == 2) or not isinstance(norms, NormBounds):
+            return None
+        images = problem.once("images", lambda: images_of(problem.network.nodes))
+        if images is None:
+            return None
+        return problem.once("gradients of images", lambda: image_gradients(images, norms, problem.scalars))
+
+    def _of_image(self, node: int) -> Tensor | None:
+        """Bound the gradient with respect to an image on the torus of all images; None for anything else."""
+        if self._images is None or node not in self._images.images.number:
+            return None
+        return self._images.of(node, lambda k: self.activations[k])
 
     @cached_property
     def _plain(self) -> bool:
@@ -159,7 +178,10 @@ class _GradientSizes(Generic[R]):
             candidates.append((Upper(self._norm(block.G)) * self._of_value(unit.output)).bound)
         passed = None if self._plain else self._passed(unit)
         later = self._levels[1 + next(place for place, level in enumerate(self._levels) if hidden in level) :]
-        candidates.append(self._sum((hidden,), later, passed))
+        on_torus = self._of_image(hidden)
+        if on_torus is None or self._is_cheap(hidden, later):
+            candidates.append(self._sum((hidden,), later, passed))
+        candidates += [] if on_torus is None else [on_torus]
         return torch.stack(candidates).amin(dim=0)
 
     def _bound_level(self, place: int) -> None:
@@ -200,6 +222,12 @@ class _GradientSizes(Generic[R]):
             parts.append(self._problem.final_norm(end, self._norms))
         return total(parts).bound
 
+    def _is_cheap(self, hidden: int, later: Sequence[Level]) -> bool:
+        """Whether the norms of all paths from an activation on are a matter of seconds, and nearly exact."""
+        targets = (*(self._bent[j].z for level in later for j in level if j in self._bent), self._end)
+        paths = (self._path(target, (hidden,)) for target in targets)
+        return all(path is None or is_nearly_exact(path) for path in paths)
+
     def _path(self, target: int | None, starts: Level) -> AbstractLinearMap | None:
         """Return the path map to a value from activations side by side, or None where there is none."""
         reach = {} if target is None else self._paths.to(target)
@@ -214,7 +242,8 @@ class _GradientSizes(Generic[R]):
     def _of_value(self, value: int) -> Tensor:
         """Bound the gradient with respect to a value that a unit ends in, given those of later activations."""
         if value not in self._values:
-            self._values[value] = self._sent_back(value, None)
+            found, on_torus = self._sent_back(value, None), self._of_image(value)
+            self._values[value] = found if on_torus is None else torch.minimum(found, on_torus)
         return self._values[value]
 
     def _sent_back(self, value: int, G: AbstractLinearMap | None) -> Tensor:

@@ -92,7 +92,7 @@ class AnchoredCurvature(AbstractCurvatureMethod):
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
         # Of differences of gradients from x on neither side says more than both do: the global constants may.
-        both = problem if problem.side == "both" else replace(problem, side="both")
+        both = problem if problem.side == "both" else problem.seen_from("both")
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []

@@ -38,12 +38,14 @@ from curvcert.bounds.curvature.compositional import last_block_forms
 from curvcert.bounds.curvature.gradients import GradientBound, gradient_bounds
 from curvcert.bounds.lipschitz.liplt import growth
 from curvcert.bounds.lipschitz.lipsdp import weighted_reaches
+from curvcert.bounds.lipschitz.lipsdp_on_torus import ImageCongruence
 from curvcert.bounds.lipschitz.lipsdp_recursion import (
     Metric,
     has_room,
     known_congruence,
     lipsdp_metrics,
     reason_to_skip_lipsdp,
+    recursion_of_images,
 )
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
@@ -53,7 +55,10 @@ from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
+from curvcert.rounding import TINY, Upper, inflate, least, norm_upper_bound_of_vectors, total
+
+_ROOM = 1e-12
+"""A quotient of known bounds is raised by this, relatively."""
 
 CANDIDATES = (
     "gradient norm",
@@ -74,7 +79,7 @@ def unrolled_bound(problem: Problem) -> Bound:
     per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
     if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
         # In l2 the norm of a second derivative is the larger of its two sides.
-        sides = [_total(replace(problem, side=side)) for side in SIDES[1:]]
+        sides = [_total(problem.seen_from(side)) for side in SIDES[1:]]
         total = torch.minimum(total, torch.maximum(*sides))
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
@@ -115,12 +120,13 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 
     Each bounds what one layer adds, at every input: so it may be replaced by any other bound on the same.
     """
-    return problem.once("unrolled", lambda: _terms(problem))
+    return problem.once(f"unrolled, {problem.side}", lambda: _terms(problem))
 
 
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
-    prefixes, gradients, metrics = growth(problem, norms), gradient_bounds(problem, norms), _metrics(problem)
+    prefixes, metrics = growth(problem, norms), _metrics(problem)
+    gradients = problem.once("gradients", lambda: gradient_bounds(problem, norms))
     weighed = {
         unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
         for unit in problem.network.activated
@@ -133,16 +139,18 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
             L = torch.minimum(L, Upper(metric.metric.norm).root().bound)
-        candidates = _plain_terms(block, gradient.size, weights, L, problem, unit is units[-1])
-        candidates |= _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
-        if metric is not None:
-            candidates |= _metric_terms(metric, gradient.size, weights, problem)
+        candidates = _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
+        candidates |= _term_of_size(block, gradient.size, L, problem)
         if unit.hidden in reaches:
             candidates["gradient entries, multipliers"] = reaches[unit.hidden]
         candidates |= _contraction_terms(block, gradient, L, problem)
+        # Those that factorise a matrix for each output come last: where they cannot give less, they don't.
+        if metric is not None:
+            candidates |= _metric_terms(metric, gradient.size, weights, problem, _least(candidates))
+        candidates |= _term_of_entries(block, weights, L, problem, unit is units[-1], _least(candidates))
         values = torch.stack([candidates[name] for name in CANDIDATES if name in candidates])
         names = [name for name in CANDIDATES if name in candidates]
-        winner = names[int(values.detach().mean(dim=1).argmin())]
+        winner = names[int(values.argmin(dim=0).bincount().argmax())]
         term = (Upper(values.amin(dim=0)) * block.activation.curvature_c).bound
         found[unit.hidden] = LayerTerm(block.name, "term", term, winner)
     return found
@@ -153,40 +161,56 @@ class _Prefix:
     """What the LipSDP recursion says of what a layer reads, and the map W from there to its pre-activation.
 
     `of_activations` tells whether the metric is of the values that the layer's block reads, with no map between;
-    `layer` is its number.
+    `layer` is its number.  Of images S is known on a torus, as `image`, and that of what reads the last of them.
     """
 
     layer: int
     W: AbstractLinearMap
     metric: Metric
     of_activations: bool
+    image: ImageCongruence | None
+    behind_images: bool
 
 
 def _metrics(problem: Problem) -> dict[int, _Prefix]:
     """Return the LipSDP recursion's prefixes by the number of each activation; none where it does not apply."""
     if reason_to_skip_lipsdp(problem) is not None:
         return {}
-    found, before = {}, None
+    found, before, images = {}, None, recursion_of_images(problem)
+    within = 0 if images is None else len(images.layers)
     for k, (unit, metric) in enumerate(zip(problem.network.activated, lipsdp_metrics(problem), strict=False)):
         W = unit.block.W if before is None else unit.block.W @ before
-        found[unit.hidden] = _Prefix(k, W, metric, isinstance(before, Identity | None))
+        image = None if images is None or k == 0 else images.layers.get(unit.hidden)
+        found[unit.hidden] = _Prefix(k, W, metric, isinstance(before, Identity | None), image, k == within > 0)
         before = unit.block.G
     return found
 
 
-def _plain_terms(
-    block: Block, size: Tensor, weights: Tensor, L: Tensor, problem: Problem, last: bool
-) -> dict[str, Tensor]:
-    """Return the terms by the gradient's size and by its entries, which for the last block are those of G itself."""
+def _least(candidates: dict[str, Tensor]) -> Tensor:
+    return torch.stack([*candidates.values()]).amin(dim=0)
+
+
+def _term_of_size(block: Block, size: Tensor, L: Tensor, problem: Problem) -> dict[str, Tensor]:
+    """Return the term by the gradient's size."""
     norms, p, W = problem.norms, problem.p, block.W
     omega = Upper(norms.norm(W, p, p)) * norms.norm(W, p, torch.inf)
     if p == 2:
         omega = least(omega, norms.hadamard(W))
-    form = last_block_forms(block, problem, norms) if last and problem.scalars else norms.bilinear(W, weights, p)
-    terms = {
-        "gradient norm": (omega * size * L * L).bound,
-        "gradient entries": (Upper(form) * L * L).bound,
-    }
+    return {"gradient norm": (omega * size * L * L).bound}
+
+
+def _term_of_entries(
+    block: Block, weights: Tensor, L: Tensor, problem: Problem, last: bool, known: Tensor
+) -> dict[str, Tensor]:
+    """Return the term by the gradient's entries, which for the last block of a scalar are those of G itself."""
+    norms, p = problem.norms, problem.p
+    if last and problem.scalars:
+        form = last_block_forms(block, problem, norms)
+    else:
+        # No less than what is known, whatever the rounding of the quotient.
+        ceiling = inflate(known / (L * L).clamp(min=TINY), _ROOM)
+        form = norms.bilinear(block.W, weights, p, known=ceiling)
+    terms = {"gradient entries": (Upper(form) * L * L).bound}
     if last and not problem.scalars and block.activation.curvature_c > 0:
         own, _ = block_curvature(block, p, problem.q, norms)
         terms["last block"] = (Upper(own[None]) / block.activation.curvature_c * L * L).bound
@@ -214,17 +238,23 @@ def _contraction_terms(block: Block, gradient: GradientBound, L: Tensor, problem
     return {} if form is None else {"gradient behind the block": (Upper(gradient.behind) * form * L * L).bound}
 
 
-def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Problem) -> dict[str, Tensor]:
+def _metric_terms(prefix: _Prefix, size: Tensor, weights: Tensor, problem: Problem, known: Tensor) -> dict[str, Tensor]:
     """Return the terms with the LipSDP recursion's prefix; at the input it is the plain one.
 
     None where the matrices would not fit the memory budget: W itself, S, and what a Cholesky factorisation takes.
     """
     W, metric = prefix.W, prefix.metric
-    if metric.matrix is None or not has_room(W, problem.norms):
-        return {}
-    S, error = known_congruence(prefix.layer, W, metric, problem)
-    terms = {"gradient norm, lipsdp": (Upper(size) * root_of_product(S, error, S, error)).bound}
+    if prefix.image is not None:
+        terms = {"gradient norm, lipsdp": (Upper(size) * prefix.image.hadamard).bound}
+        if W.out_size > GRAM_SIZE:
+            return terms
+        S, error = prefix.image.matrix
+    else:
+        if not prefix.behind_images and (metric.matrix is None or not has_room(W, problem.norms)):
+            return {}
+        S, error = known_congruence(prefix.layer, W, metric, problem)
+        terms = {"gradient norm, lipsdp": (Upper(size) * root_of_product(S, error, S, error)).bound}
     if W.out_size <= GRAM_SIZE:
         roots = Upper(weights.flatten(1)).root().bound
-        terms["gradient entries, lipsdp"] = congruent_eigenvalues(S, error, roots)
+        terms["gradient entries, lipsdp"] = congruent_eigenvalues(S, error, roots, known)
     return terms

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.lipschitz.block_constants import block_product, max_pool_constant
-from curvcert.bounds.lipschitz.on_torus import image_constants
+from curvcert.bounds.lipschitz.on_torus import images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Global, LayerTerm
 from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, Term
@@ -72,8 +72,9 @@ class Growth:
         self._images: dict[int, Tensor] = {}
         self._norms: AbstractNorms[R] | NormBounds = norms
         if problem.p == 2 and isinstance(norms, NormBounds):
-            self._images = problem.once("images", lambda: image_constants(self._nodes))
-            if self._images:
+            images = problem.once("images", lambda: images_of(self._nodes))
+            if images is not None:
+                self._images = images.constants
                 # Gram matrices of these maps would take longer than all the rest.
                 self._norms = problem.once("quick norms", lambda: _quick(norms))
         self._paths = PathMaps(self._nodes)

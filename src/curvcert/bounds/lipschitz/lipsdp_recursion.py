@@ -35,18 +35,19 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from curvcert.bounds.lipschitz.inverse_metric import Step, gains, inverse_metric, multiple, symmetric_norm
 from curvcert.bounds.lipschitz.liplt import liplt_prefixes
+from curvcert.bounds.lipschitz.lipsdp_on_torus import ImageRecursion, image_recursion
+from curvcert.bounds.lipschitz.on_torus import Images, images_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Bound, Global, LayerTerm
 from curvcert.errors import UnsupportedBlock, UnsupportedNorm
 from curvcert.network import Block
 from curvcert.operators import AbstractLinearMap, Identity, NormBounds
 from curvcert.operators.chains import tracked_matrix
-from curvcert.operators.verified import largest_eigenvalue_upper_bound, symmetrised
-from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors, power_of_two
-
-_WORKABLE = 1e-60
-"""Slopes beyond this or its inverse are left to the multiple of the identity: their squares could underflow."""
+from curvcert.operators.images import EXPLICIT_SIZE
+from curvcert.operators.verified import largest_eigenvalue_upper_bound
+from curvcert.rounding import Upper, gamma, inflate, least, norm_upper_bound_of_vectors, power_of_two
 
 _NOTHING_TO_GAIN = "the slopes leave nothing to gain"
 
@@ -84,15 +85,6 @@ def reason_to_skip_lipsdp(problem: Problem) -> str | None:
     return None
 
 
-def _gains(block: Block) -> bool:
-    """Whether a matrix says more of the activations than a multiple of the identity does.
-
-    Slopes about a centre near 0, or a single slope, leave nothing to gain.
-    """
-    alpha, beta = block.activation.slope
-    return beta > abs(alpha) * (1 + 1e-6) and beta - alpha > 1e-6 * beta
-
-
 def lipsdp_recursion_bound(problem: Problem) -> Bound:
     """Bound the l2 Lipschitz constant of a feed-forward network by the LipSDP recursion.
 
@@ -101,11 +93,17 @@ def lipsdp_recursion_bound(problem: Problem) -> Bound:
     """
     metrics, labels, norms = lipsdp_metrics(problem), [], problem.norms
     blocks = [unit.block for unit in problem.network.activated]
-    for block, metric in zip(blocks, metrics[1:], strict=True):
-        form = "lipsdp-recursion" if metric.matrix is not None else f"X^-1 = L^2 I ({metric.note})"
+    images = recursion_of_images(problem)
+    for unit, block, metric in zip(problem.network.activated, blocks, metrics[1:], strict=True):
+        form = f"X^-1 = L^2 I ({metric.note})"
+        if metric.matrix is not None or (images is not None and unit.hidden in images.scales):
+            form = "lipsdp-recursion"
         labels.append(LayerTerm(block.name, "activation", Upper(metric.scale).root().bound, form))
-    value = problem.shaped(_read_out(blocks[-1].G, metrics[-1], problem))
-    coarse = [term.layer for term in labels if term.method != "lipsdp-recursion"]
+    if images is not None and len(images.scales) == len(blocks):
+        value = problem.shaped(images.behind.row_norms if problem.scalars else images.behind.norm)
+    else:
+        value = problem.shaped(_read_out(blocks[-1].G, metrics[-1], problem))
+    coarse = [term.layer for term in labels if term.method.startswith("X^-1")]
     method = "lipsdp-recursion" + (f" (X^-1 = L^2 I at {', '.join(coarse)})" if coarse else "")
     return norms.result(value, 2, problem.q, Global(), method, tuple(labels), problem.network.assumes)
 
@@ -126,11 +124,55 @@ def _metrics(problem: Problem) -> list[Metric]:
     one = torch.ones((), dtype=torch.float64, device=problem.network.device)
     blocks = [unit.block for unit in problem.network.activated]
     maps = [blocks[0].W, *(after.W @ before.G for before, after in pairwise(blocks))]
-    metrics = [Metric(one)]
-    for k, (block, W) in enumerate(zip(blocks, maps, strict=True)):
+    metrics, images, large = [Metric(one)], recursion_of_images(problem), images_in(problem)
+    within = 0 if images is None else len(images.scales)
+    for k, (unit, block, W) in enumerate(zip(problem.network.activated, blocks, maps, strict=True)):
+        if images is not None and unit.hidden in images.scales:
+            metrics.append(Metric(images.scales[unit.hidden]))
+            continue
+        if images is None and large is not None and unit.hidden in large.number and _are_large(large, problem):
+            constant = liplt_prefixes(problem, problem.norms)[k + 1]
+            metrics.append(Metric(inflate(constant.square(), gamma(2)), note="too many frequencies"))
+            continue
+        if k == within and images is not None:
+            metrics.append(_behind_images(block, k, images.congruence, problem))
+            continue
         wanted = k + 1 == len(maps) or has_room(maps[k + 1], problem.norms)
         metrics.append(_next_metric(block, W, metrics[-1], k, wanted, problem))
     return metrics
+
+
+def _are_large(images: Images, problem: Problem) -> bool:
+    """Whether a layer between images takes a larger matrix than is made explicit elsewhere."""
+    maps = (unit.block.W for unit in problem.network.activated if unit.hidden in images.number)
+    return any(min(W.in_size, W.out_size) > EXPLICIT_SIZE for W in maps)
+
+
+def images_in(problem: Problem) -> Images | None:
+    """Return the large images inside a network."""
+    return problem.once("images", lambda: images_of(problem.network.nodes))
+
+
+def recursion_of_images(problem: Problem) -> ImageRecursion | None:
+    """Return the recursion through large images, frequency by frequency; None where a chain has none, or no room.
+
+    So it is where matrices of their own size are a matter of seconds, too: these have no positions beside the image.
+    """
+    return problem.once("lipsdp, images", lambda: _recursion_of_images(problem))
+
+
+def _recursion_of_images(problem: Problem) -> ImageRecursion | None:
+    images = images_in(problem)
+    if images is None or not _are_large(images, problem):
+        return None
+    exits = images.exits(problem.norms)
+    if exits is None:
+        return None
+    # What reads the last image: the next activation, or the network's end.
+    _, door = min(exits, key=lambda found: found[0])
+    if len(exits) > 1 and any(gate.source != door.source for _, gate in exits):
+        return None
+    return image_recursion(images, door)
 
 
 def has_room(W: AbstractLinearMap, norms: NormBounds) -> bool:
@@ -142,12 +184,23 @@ def _has_room_for_gram(W: AbstractLinearMap, norms: NormBounds) -> bool:
     return 64 * W.out_size**2 <= norms.memory_budget
 
 
+def _behind_images(block: Block, k: int, congruence: tuple[Tensor, Tensor], problem: Problem) -> Metric:
+    """Return the metric behind the first activation that is no image."""
+    alpha, beta = block.activation.slope
+    S, error = problem.once(f"lipsdp, layer {k}", lambda: congruence)
+    largest = largest_eigenvalue_upper_bound(S, error)
+    Y = inverse_metric(S, error, largest, alpha, beta) if gains(alpha, beta) else None
+    return Metric(
+        inflate(max(abs(alpha), abs(beta)) ** 2 * largest, gamma(4)), Y, _NOTHING_TO_GAIN if Y is None else ""
+    )
+
+
 def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wanted: bool, problem: Problem) -> Metric:
     alpha, beta = block.activation.slope
     steepest = max(abs(alpha), abs(beta))
     fits = _has_room_for_gram(W, problem.norms) if metric.matrix is None else has_room(W, problem.norms)
     note = "the next layer is over the memory budget" if fits else "over the memory budget"
-    useful = wanted and _gains(block)
+    useful = wanted and gains(alpha, beta)
     if fits and wanted and not useful:
         note = _NOTHING_TO_GAIN
     if not fits or (metric.matrix is None and not useful):
@@ -161,92 +214,14 @@ def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wan
     scale = (Upper(largest) * steepest * steepest).bound
     if not useful:
         return Metric(scale, note=note)
-    if not _WORKABLE < beta < 1 / _WORKABLE:
-        return Metric(scale, note=_NOTHING_TO_GAIN)
-    form = _Dominating.of(S, error, largest, alpha, beta)
-    Z = _inverse_beside(form, alpha, beta)
-    if Z is None:
+    if not widens:
+        Y = inverse_metric(S, error, largest, alpha, beta)
+        return Metric(scale, note="not verified") if Y is None else Metric(scale, Y)
+    step = Step.of(S, error, largest, alpha, beta)
+    if step is None:
         return Metric(scale, note="not verified")
-    # X scales like 1/S.
-    identity = (Upper(form.scale) / form.t).bound
-    if widens:
-        coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
-        return Metric(scale, _multiple(coefficient, Z), along=W, multiple=identity)
-    coefficient = inflate(form.scale * (alpha + beta) ** 2 / (form.t * (beta - alpha) ** 2), gamma(8))
-    matrix = _multiple(coefficient, _raised(Z, -1.0))
-    rounding = (Upper(_symmetric_norm(matrix)) + identity) * (4 * UNIT_ROUNDOFF)
-    return Metric(scale, _raised(matrix, (rounding + identity).bound))
-
-
-@dataclass(frozen=True, eq=False)
-class _Dominating:
-    r"""A matrix that dominates :math:`S / scale`, a bound `top` on its largest eigenvalue, and the multiplier t."""
-
-    matrix: Tensor
-    top: float
-    scale: Tensor
-    t: float
-
-    @classmethod
-    def of(cls, S: Tensor, error: Tensor, largest: Tensor, alpha: float, beta: float) -> "_Dominating":
-        """Shift S up by its error; X scales like 1/S, and a power of two does not round."""
-        scale = power_of_two(largest)
-        mean, averaging = symmetrised(S / scale)
-        # The shift covers the error of S and its own rounding.
-        shift = (Upper(error) / scale + averaging + Upper(largest) / scale * (4 * UNIT_ROUNDOFF)).bound
-        top = float((Upper(largest) / scale + 2 * shift).bound)
-        return cls(_raised(mean, shift), top, scale, 2.0 / (beta * (beta - alpha) * top))
-
-
-def _inverse_beside(form: _Dominating, alpha: float, beta: float) -> Tensor | None:
-    r"""Return :math:`(I - c S)^{-1}` or more, or None where it cannot be verified that the step is feasible."""
-    tau, c = form.t * alpha * beta, form.t * (beta - alpha) ** 2 / 4 * (1 + gamma(8))
-    if not 1 + min(tau, 0.0) * form.top * (1 + gamma(8)) > gamma(8):
-        return None
-    A = _raised(-c * form.matrix, 1.0)
-    error = ((Upper(_symmetric_norm(form.matrix)) * c + 1.0) * gamma(4)).bound
-    if not 1 - c * form.top * (1 + gamma(8)) > float(error):
-        return None
-    Z, Z_error = _inverse(A, error)
-    Z = _raised(Z, (Upper(_symmetric_norm(Z)) * (4 * UNIT_ROUNDOFF) + Z_error).bound)
-    return Z if bool(torch.isfinite(Z).all()) else None
-
-
-def _multiple(factor: Tensor, matrix: Tensor) -> Tensor:
-    """Return a nonnegative multiple of a symmetric matrix, or more."""
-    return _raised(factor * matrix, (Upper(_symmetric_norm(matrix)) * factor * (4 * UNIT_ROUNDOFF)).bound)
-
-
-def _raised(matrix: Tensor, by: Tensor | float) -> Tensor:
-    """Return the matrix and a multiple of the identity; `by` has room for the rounding of the sum."""
-    raised = matrix.clone()
-    raised.diagonal().add_(by)
-    return raised
-
-
-def _inverse(A: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return a symmetric B and a bound on its distance from the inverse of any matrix within `error` of A.
-
-    From the residual :math:`R = I - AB`: :math:`\|A^{-1} - B\| = \|BR(I - R)^{-1}\| \le \|B\| \|R\| / (1 - \|R\|)`.
-    """
-    n = len(A)
-    R, info = torch.linalg.cholesky_ex(A)
-    if int(info) != 0:
-        return A, torch.full_like(error, torch.inf)
-    B = torch.cholesky_inverse(R)
-    B = (B + B.mT) / 2
-    size = _frobenius(B)
-    eye = torch.eye(n, dtype=A.dtype, device=A.device)
-    forming = (Upper(_frobenius(A)) * size + _frobenius(eye)) * gamma(n + 2)
-    r = (forming + _frobenius(eye - A @ B) + Upper(error) * size).bound
-    if not float(r) < 0.5:
-        return B, torch.full_like(r, torch.inf)
-    return B, (Upper(size) * r / ((1 - r) * (1 - 2 * UNIT_ROUNDOFF))).bound
-
-
-def _symmetric_norm(A: Tensor) -> Tensor:
-    """Bound the 2-norm of |A|, and so that of A, by the largest sum of a row."""
-    return Upper(A.abs()).sum(1).amax(0).bound
+    coefficient = inflate(metric.scale * (alpha + beta) ** 2 / 4, gamma(8))
+    return Metric(scale, multiple(coefficient, step.Z), along=W, multiple=step.identity)
 
 
 def known_congruence(k: int, W: AbstractLinearMap, metric: Metric, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -260,7 +235,7 @@ def congruence(W: AbstractLinearMap, metric: Metric, norms: NormBounds) -> tuple
         gram, error = norms.gram(W)
         return metric.scale * gram, ((Upper(_frobenius(gram)) * gamma(4) + error) * metric.scale).bound
     matrix, error = tracked_matrix(W if metric.along is None else W @ metric.along, norms.quick_spectral)
-    size, Z = _frobenius(matrix), _symmetric_norm(metric.matrix)
+    size, Z = _frobenius(matrix), symmetric_norm(metric.matrix)
     S = matrix @ metric.matrix @ matrix.mT
     forming = Upper(size) * size * _frobenius(metric.matrix) * gamma(2 * len(metric.matrix) + 4)
     error = (forming + (Upper(2 * size) + error) * error * Z).bound

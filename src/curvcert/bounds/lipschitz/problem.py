@@ -45,7 +45,7 @@ class Problem:
     def once(self, name: str, compute: Callable[[], T]) -> T:
         """Return what `compute` gave when this name was first asked for; a name belongs to one kind of value.
 
-        What is kept holds in every scope.
+        What is kept holds in every scope; what holds from one side alone has the side in its name.
         """
         if name not in self._known:
             self._known[name] = compute()
@@ -54,6 +54,12 @@ class Problem:
     def over(self, scope: Scope, evaluated: Evaluation | None = None) -> "Problem":
         """Return the same question about another scope, with all that is known of it."""
         other = replace(self, scope=scope, evaluated=evaluated)
+        object.__setattr__(other, "_known", self._known)
+        return other
+
+    def seen_from(self, side: Side) -> "Problem":
+        """Return the same question about one side of the curvature, with all that is known of it."""
+        other = replace(self, side=side)
         object.__setattr__(other, "_known", self._known)
         return other
 
