@@ -214,7 +214,8 @@ def main() -> None:
         found = measured(KINDS[name], asked.samples, asked.device, tuple(asked.methods))
         before = read_record(NAME)
         figures = {**(dict(before.figures) if before is not None else {}), name: found}
-        command = f"python -m benchmarks.any_network --networks {' '.join(repr(n) for n in asked.networks)}"
+        networks = " ".join(repr(n) for n in asked.networks)
+        command = f"python -m benchmarks.any_network --networks {networks} --methods {' '.join(asked.methods)}"
         write_record(NAME, command, 0, {"samples": asked.samples, "device": asked.device}, figures)
 
 

@@ -49,7 +49,7 @@ def limits(network: Network, x: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_radius_is_refuted_and_small_ones_reach_the_linear_limit() -> None:
     network, x = image_network(2.0)
     certificate = certify(network, x, None, 2, "quadratic", epsilons=RADII, progress=False)
@@ -89,6 +89,19 @@ def test_expansions_along_the_gradient_are_not_refuted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+def test_an_expansion_along_the_gradient_proves_what_one_at_the_sample_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = convolutional(1.5, 1)
+    x = torch.randn(1, *network.in_shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    found = rivals(network, x)
+    radius = 0.98 * float(found.limits.min())
+    assert bool((found.decided([radius])[found.others] == radius).all())
+    monkeypatch.setattr(forms, "_STAGES", 0)
+    assert not bool((found.decided([radius])[found.others] == radius).all())
+
+
+@pytest.mark.slow
 def test_a_search_ends_between_what_is_proven_and_the_limit() -> None:
     network, x = image_network(1.0)
     x = x[:1]
@@ -103,7 +116,7 @@ def test_on_a_processor_auto_leaves_forms_out() -> None:
     assert any("forms of each sample" in note for note in certificate.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_products_of_values_are_not_refuted() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:

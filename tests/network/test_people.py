@@ -1,6 +1,7 @@
 """Networks as people write them: taken, but for those that are named with the reason; what is taken is what runs."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 import curvcert
 from curvcert.errors import CurvcertError
+from curvcert.network.network_file import save_network
+from curvcert.network.network_reading import load_network
 from tests.network.people import REFUSED, ROWS, Row
 
 SAMPLE = 6
@@ -28,7 +31,7 @@ def test_the_table_is_as_long_as_it_says_and_95_in_100_are_taken() -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("row", _marked([row for row in ROWS if row.name not in REFUSED]))
-def test_it_is_taken_and_has_the_values_of_the_module(row: Row) -> None:
+def test_it_is_taken_and_has_the_values_of_the_module(row: Row, tmp_path: Path) -> None:
     model, example = row.model(), row.example()
     before = copy.deepcopy(model.state_dict())
     net = curvcert.trace(model, example, **dict(row.options))
@@ -39,6 +42,8 @@ def test_it_is_taken_and_has_the_values_of_the_module(row: Row) -> None:
     fixed = [x[:1].expand_as(x) if k in dict(row.options).get("fixed", ()) else x for k, x in enumerate(batch)]
     expected = _named(model(*(x.clone() for x in fixed)), dict(row.options).get("output"))
     torch.testing.assert_close(net(joined.double()).float(), expected.detach(), rtol=2e-4, atol=2e-4)
+    save_network(net, tmp_path / "network.safetensors")
+    assert torch.equal(load_network(tmp_path / "network.safetensors")(joined.double()), net(joined.double()))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -31,6 +31,8 @@ def along(value: Value, axis: int, W: Tensor, path: str) -> Value:
     (2, 5)
     """
     outputs, inputs = W.shape
+    # A file holds weights in this order, and the same order of sums gives the same values.
+    W = W.contiguous()
     if value.shape[axis] != inputs:
         raise InvalidInput(f"{path}: expected {inputs} features along axis {axis} of a sample of shape {value.shape}.")
     order = (axis, *(k for k in range(len(value.shape)) if k != axis))
