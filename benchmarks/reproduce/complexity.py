@@ -92,7 +92,7 @@ def multiplications(depth: int, width: int, kind: str = PLAIN) -> int:
     >>> multiplications(1, 10), multiplications(2, 10)
     (100, 400)
     >>> multiplications(2, 10, "residual"), multiplications(2, 10, "1-Lipschitz")
-    (1600, 600)
+    (1800, 600)
     """
     n = width * width
     if kind == "1-Lipschitz":
