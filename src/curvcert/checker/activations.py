@@ -78,7 +78,8 @@ class Graph:
 class Activation:
     """phi with its first two derivatives; `third` bounds |phi'''| between jumps, `jumps` are those of phi''.
 
-    `bends` are where a piecewise linear phi bends; None for any other.
+    `bends` are where a phi of linear and quadratic pieces bends; None for any other.  `vertex` tells of a slope s where
+    phi - s z turns between them, if it has such a piece.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Activation:
     third: float
     jumps: tuple[float, ...] = ()
     bends: tuple[float, ...] | None = None
+    vertex: Elementwise | None = None
 
     @property
     def slope(self) -> tuple[float, float]:
@@ -416,9 +418,13 @@ def _mish() -> Activation:
 
 
 def _kinked(
-    name: str, value: Elementwise, slopes: tuple[float, float], bends: tuple[float, ...] | None = None
+    name: str,
+    value: Elementwise,
+    slopes: tuple[float, float],
+    bends: tuple[float, ...] | None = None,
+    vertex: Elementwise | None = None,
 ) -> Activation:
-    """Build an activation with kinks: slopes in a range, and no second derivative; linear between its bends."""
+    """Build an activation with kinks: slopes in a range, no second derivative; linear or quadratic between bends."""
     low, high = min(slopes), max(slopes)
     return Activation(
         name,
@@ -427,7 +433,17 @@ def _kinked(
         Graph(lambda z: np.full_like(z, np.nan), (), (-math.inf, math.inf)),
         math.inf,
         bends=bends,
+        vertex=vertex,
     )
+
+
+def _hardswish() -> Activation:
+    """z (z + 3) / 6 between -3 and 3, where it bends: the derivative of that less s is 0 at 3 s - 3/2."""
+
+    def value(z: Array) -> Array:
+        return z * np.clip(z + 3.0, 0.0, 6.0) / 6.0
+
+    return _kinked("hardswish", value, (-0.5, 1.5), (-3.0, 3.0), lambda s: np.clip(3.0 * s - 1.5, -3.0, 3.0))
 
 
 _PLAIN: dict[str, Callable[[], Activation]] = {
@@ -445,7 +461,7 @@ _PLAIN: dict[str, Callable[[], Activation]] = {
     "gelu_tanh": _gelu_tanh,
     "mish": _mish,
     "relu": lambda: _kinked("relu", lambda z: np.maximum(z, 0.0), (0.0, 1.0), (0.0,)),
-    "hardswish": lambda: _kinked("hardswish", lambda z: z * np.clip(z + 3.0, 0.0, 6.0) / 6.0, (-0.5, 1.5)),
+    "hardswish": _hardswish,
     "relu6": lambda: _kinked("relu6", lambda z: np.clip(z, 0.0, 6.0), (0.0, 1.0), (0.0, 6.0)),
 }
 _PARAMETRISED = re.compile(r"(softplus|centred_softplus|elu|celu|leaky_relu|softshrink)\(([0-9.eE+-]{1,32})\)")

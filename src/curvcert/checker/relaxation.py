@@ -299,6 +299,10 @@ def resting(act: Activation, low: Array, high: Array) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
+TURNED = 1e-28
+"""More than a parabola of slopes below 2 rises in the rounding of its vertex."""
+
+
 def remainders(act: Activation, below: Array, above: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """Bound phi(z) - s z over [low, high]: from below for the slopes of one kind, from above for those of the other."""
     points = act.bends if act.bends is not None else tuple(turn.point for turn in act.first.turns)
@@ -307,7 +311,9 @@ def remainders(act: Activation, below: Array, above: Array, low: Array, high: Ar
     ends = [low, *(np.clip(np.full_like(low, t), low, high) for t in points), high]
     found = []
     for sign, s in ((-1.0, below), (1.0, above)):
-        top = np.max([sign * _at(act, s, z) + _doubt(act, s, z) for z in ends], axis=0)
+        turned = [] if act.vertex is None else [np.clip(act.vertex(s), low, high)]
+        # Beside a vertex that is rounded, a parabola is off by the square of that: far below TURNED.
+        top = np.max([sign * _at(act, s, z) + _doubt(act, s, z) for z in [*ends, *turned]], axis=0) + TURNED
         if act.bends is None:
             for a, b in pairwise(ends):
                 top = np.maximum(top, _inside(act, sign, s, a, b))

@@ -347,7 +347,7 @@ def output_of(items: Items, slot: Slot, path: str) -> Value:
     found = item.known()
     if not isinstance(found, Batched):
         raise UnsupportedModule(f"{path}: expected an output that depends on the input.")
-    if found.layout.bare:
+    if found.layout == Layout(bare=True):
         raise UnsupportedModule(f"{path}: one number per sample without a dimension. Keep a dimension of size 1.")
     if found.layout != Layout():
         raise UnsupportedModule(

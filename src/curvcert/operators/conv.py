@@ -91,9 +91,12 @@ class Conv2d(AbstractLinearMap):
     def device(self) -> torch.device:
         return self.weight.device
 
-    @cached_property
+    @property
     def _pixelwise(self) -> Tensor | None:
-        """The matrix that every pixel goes through by itself, if that is all: a product says so in far less time."""
+        """The matrix that every pixel goes through by itself, if that is all: a product says so in far less time.
+
+        Not kept: one made without gradients would cut a parameter in training off from its own.
+        """
         single = self.weight.shape[2:] == (1, 1) and self.stride == (1, 1) and self.groups == 1
         return self.weight[:, :, 0, 0] if single and not any(map(any, self.padding)) else None
 

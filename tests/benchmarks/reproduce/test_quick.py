@@ -47,6 +47,7 @@ def test_all_of_the_papers_results_are_there() -> None:
         "curvature-vs-lipschitz",
         "tanh-anchor",
         "complexity",
+        "two-radii",
     }
 
 
