@@ -162,7 +162,7 @@ HEADERS = {
     "methods": ([], ["a", "b"], [None]),
     "made_by": ([], [["a"], ["b"], ["c"]], ["a", "b"], [[1], [2]], "ab"),
     "proven_by": ([], [["misclassified"]], [["lipsdp-recursion"]], [[None]], [["unrolled"], ["liplt"]]),
-    "assumes": (["something"], "x"),
+    "assumes": ("x", [1]),
     "notes": ([1], None),
 }
 
