@@ -354,7 +354,19 @@ def _met(outputs: int, stride: int, shift: int, n: int, circular: bool) -> tuple
     return places[inside], read[inside]
 
 
-def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
+@dataclass(frozen=True)
+class Pooling:
+    """Average pooling as a file has it, and the height and width of what it gives."""
+
+    image: tuple[int, int, int]
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    result: tuple[int, int]
+
+
+def pooling_of(content: Reading, entry: dict[str, Any]) -> Pooling:
+    """Return a pooling whose windows fit into its image."""
     image = shape_of(content, entry.get("image_shape"))
     window, stride = pair_of(content, entry.get("kernel_size"), 1), pair_of(content, entry.get("stride"), 1)
     padding = pair_of(content, entry.get("padding"), 0)
@@ -364,10 +376,16 @@ def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
     height, width = ((n + 2 * pad - k) // s + 1 for n, pad, k, s in sizes)
     if min(height, width) < 1:
         content.refuse("a window that does not fit into its image")
-    content.room(image[0] * height * width, math.prod(image), copies=2)
-    axes = zip(image[1:], padding, window, stride, (height, width), strict=True)
+    return Pooling((image[0], image[1], image[2]), window, stride, padding, (height, width))
+
+
+def _average(content: Reading, entry: dict[str, Any]) -> Enclosed:
+    pool = pooling_of(content, entry)
+    channels, *sides = pool.image
+    content.room(channels * math.prod(pool.result), math.prod(pool.image), copies=2)
+    axes = zip(sides, pool.padding, pool.window, pool.stride, pool.result, strict=True)
     rows, columns = (_windows(*axis) for axis in axes)
-    value = np.kron(np.eye(image[0]), np.kron(rows, columns)) / math.prod(window)
+    value = np.kron(np.eye(channels), np.kron(rows, columns)) / math.prod(pool.window)
     return Enclosed(value, up(2.0**-53 * value))
 
 

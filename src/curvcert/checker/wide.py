@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from curvcert.checker.limits import require_passes
-from curvcert.checker.maps import Reading, convolution_of, explicit_map, pair_of, shape_of, stored
+from curvcert.checker.maps import Reading, convolution_of, explicit_map, pooling_of, shape_of, stored
 from curvcert.checker.model import Activated, Affine, Input, Map, Node, Term, activated, offset_of
 from curvcert.checker.outward import TINY, Array, Enclosed, U, up
 from curvcert.checker.windows import Stencil, Window
@@ -174,20 +174,14 @@ def _of_kernel(
 
 
 def _average(content: Reading, entry: dict[str, Any]) -> Window:
-    image = shape_of(content, entry.get("image_shape"))
-    window, stride = pair_of(content, entry.get("kernel_size"), 1), pair_of(content, entry.get("stride"), 1)
-    padding = pair_of(content, entry.get("padding"), 0)
-    if len(image) != 3:
-        content.refuse("a pooling of something that is not an image")
-    sizes = zip(image[1:], padding, window, stride, strict=True)
-    height, width = ((n + 2 * pad - k) // s + 1 for n, pad, k, s in sizes)
-    if min(height, width) < 1:
-        content.refuse("a window that does not fit into its image")
-    content.count(2 * image[0] ** 2 * math.prod(window))
-    kernel = np.zeros((image[0], image[0], *window))
-    kernel[np.arange(image[0]), np.arange(image[0])] = 1 / math.prod(window)
-    stencil = Stencil(kernel, (-padding[0], -padding[1]), stride, up(2 * U * kernel.sum(axis=(2, 3)), 8))
-    return Window(stencil, (image[0], image[1], image[2]), (image[0], height, width))
+    pool = pooling_of(content, entry)
+    channels, size = pool.image[0], math.prod(pool.window)
+    content.count(2 * channels**2 * size)
+    kernel = np.zeros((channels, channels, *pool.window))
+    kernel[np.arange(channels), np.arange(channels)] = 1 / size
+    first = -pool.padding[0], -pool.padding[1]
+    stencil = Stencil(kernel, first, pool.stride, up(2 * U * kernel.sum(axis=(2, 3)), 8))
+    return Window(stencil, pool.image, (channels, *pool.result))
 
 
 def _scales(content: Reading, entry: dict[str, Any]) -> _Scales:
