@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.lib.format import write_array_header_1_0
+from safetensors.torch import save
 
 from benchmarks.damages import mutations
 from curvcert.cli.inputs import load_inputs
@@ -88,6 +89,24 @@ def test_members_that_are_no_arrays_are_refused(tmp_path: Path, name: str) -> No
         archive.writestr("y.npy", member((1,), b"12345678", "<i8"))
     with pytest.raises(InvalidFile, match=words):
         load_inputs(str(file), "test", None, None)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_that_unpack_in_pieces_of_any_size_are_refused(tmp_path: Path, method: int) -> None:
+    file = tmp_path / "data.npz"
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("x.npy", member((1, 1), bytes(8)))
+        archive.writestr("y.npy", member((1,), bytes(8), "<i8"))
+    with pytest.raises(InvalidFile, match="which numpy does not use"):
+        load_inputs(str(file))
+
+
+@pytest.mark.parametrize("about", ["9" * 5000, '{"format": ' + "9" * 5000 + "}", "[" * 100_000, "nonsense"])
+def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, about: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(save({"w": torch.ones(1)}, metadata={"curvcert": about}))
+    with pytest.raises(InvalidInput, match="not a safetensors file that can be read"):
+        load_model(file)
 
 
 RECIPES = {
