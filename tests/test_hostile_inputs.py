@@ -113,7 +113,8 @@ RECIPES = {
     "nested without end": b"data = " + b"[" * 60_000,
     "nested tables": b"data = " + b"{a=" * 20_000,
     "a number of 5,000 digits": b"epochs = " + b"9" * 5000,
-    "beyond any recipe": b"#" * 2**17,
+    "beyond any recipe": b"#" * 2**14,
+    "names of names without end": b".".join([b"a"] * 30_000) + b"=1",
     "no text": b"\xff\xfe",
 }
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd.functional import hessian
 
 import curvcert
+from curvcert.certificates.checkable import known_by_kernels
 from curvcert.checker import check_certificate, evaluate_network, reading
 from curvcert.checker.facts import Facts
 from curvcert.checker.limits import TooLarge
@@ -314,3 +315,18 @@ def test_what_no_engine_of_images_reaches_is_not_refused(tmp_path: Path) -> None
     curvcert.certify(net, x, y, method="shell").save(tmp_path / "certificate")
     found = check_certificate(tmp_path / "certificate", save_network(net, tmp_path / "network"), x.numpy(), y.numpy())
     assert set(found.status) <= {"proven", "cannot check"} and not found.refused
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_checkable_certificates_of_large_images_are_proven(tmp_path: Path, p: float) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 2, stride=2), nn.Softplus(), nn.AvgPool2d(16)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 3)).eval()
+    net, x = curvcert.trace(model, torch.zeros(1, 1, 96, 96)), torch.rand(2, 1, 96, 96, dtype=torch.float64)
+    assert known_by_kernels(net)
+    certificate = curvcert.certify(net, x, method="checkable", p=p).save(tmp_path / "certificate")
+    assert ("curvature" in certificate.radii) == (p == 2)
+    path = save_network(net, tmp_path / "network")
+    assert read_model(path).wide
+    found = check_certificate(tmp_path / "certificate", path, x.numpy())
+    assert found.holds and found.radii_proven == (2, 2), str(found)

@@ -175,7 +175,7 @@ def test_metrics_behind_the_checkpoint_are_dropped(finished, tmp_path: Path) -> 
 @pytest.mark.parametrize("line", ["[" * 100_000, "9" * 5000, "nonsense", "[]", '{"step": null}', "\udcff"])
 def test_damaged_metrics_are_told_of(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(f"{line}\n".encode(errors="surrogateescape"))
-    with pytest.raises(InvalidFile, match="metrics.jsonl is damaged"):
+    with pytest.raises(InvalidFile, match=r"metrics\.jsonl is damaged"):
         loop._Journal(tmp_path, 5, False)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -19,6 +19,7 @@ from curvcert.bounds.lipschitz.problem import all_pairs
 from curvcert.boxes import Box, BoxSides
 from curvcert.certificates.attack_radius import attack_witnesses, walked_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
+from curvcert.certificates.checkable import checkable
 from curvcert.certificates.constants import Tables, global_constants, pair_deviations, pair_table
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
 from curvcert.certificates.methods import (
@@ -226,7 +227,10 @@ def certifier(
     simpler = () if network.classified is network else (_SIMPLER,)
     network = network.classified
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
-        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted)
+        tables = _BEST if chosen is None else chosen.tables
+        if method == "checkable":
+            tables, is_wanted = checkable(network, p)
+        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted, tables)
     only = None if chosen is None or wanted else chosen.way
     notes = (*simpler, *question.constants.notes, *notes)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
@@ -238,15 +242,16 @@ def _asked(
     epsilons: tuple[float, ...],
     chosen: AbstractCertificateMethod | None,
     is_wanted: Wanted,
+    tables: Tables,
 ) -> tuple[Question, tuple[AbstractStep, ...], tuple[str, ...]]:
     """Compute what one method, or the best of those that are wanted, needs of a network; and plan."""
     pairs = all_pairs(network, p)
-    constants = global_constants(network, pairs, _BEST if chosen is None else chosen.tables)
+    constants = global_constants(network, pairs, tables)
     pairs = replace(pairs)  # the same norms, without the matrices of this question
     deviations = pair_table(pair_deviations(pairs), network)
 
     def elsewhere(q: float, radii: tuple[float, ...], is_wanted: Wanted) -> tuple[Question, Sequence[AbstractStep]]:
-        return _asked(network, q, radii, None, is_wanted)[:2]
+        return _asked(network, q, radii, None, is_wanted, _BEST)[:2]
 
     question = Question(network, p, epsilons, constants, deviations, pairs, chosen is not None, elsewhere)
     return question, *_plan(question, chosen, is_wanted)
@@ -265,14 +270,14 @@ def _chosen(method: str) -> tuple[AbstractCertificateMethod | None, Wanted]:
     """Return the method of a name, or None for the best of those that are wanted."""
     name = "shell" if method == "local" else method
     if name in _TOGETHER:
-        return None, _TOGETHER[name]
+        return None, lambda method: True
     if name not in CERTIFICATE_METHODS:
         names = (*_TOGETHER, *CERTIFICATE_METHODS)
         raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(names)}.{meant(method, names)}")
     return CERTIFICATE_METHODS[name], lambda method: True
 
 
-_TOGETHER: Mapping[str, Wanted] = {"auto": lambda method: True, "checkable": lambda method: method.checkable}
+_TOGETHER = ("auto", "checkable")
 """What stands for the best of several methods."""
 
 

@@ -56,7 +56,7 @@ class Node:
     @property
     def label(self) -> str:
         """How errors call this node: its name and its operator."""
-        return f"{shown(self.name or self.outputs[0])} ({self.op})"
+        return f"{shown(self.name or self.outputs[0])} ({shown(self.op)[1:-1]})"
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return an attribute; one of another type than its default is refused."""
