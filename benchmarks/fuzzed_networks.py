@@ -19,7 +19,8 @@ class Gates(nn.Module):
         tokens = gated.reshape(-1, 4, 2)
         mixed = ((tokens @ tokens.transpose(1, 2)).softmax(-1) @ tokens).flatten(1)
         pooled = nn.functional.max_pool1d(gated[:, None], 2, 1, 1)[:, 0, :8]
-        return self.end(torch.cat((mixed.flip(1).roll(1, 1), pooled), 1))
+        logits: Tensor = self.end(torch.cat((mixed.flip(1).roll(1, 1), pooled), 1))
+        return logits
 
 
 class Images(nn.Module):
@@ -37,7 +38,8 @@ class Images(nn.Module):
         small, resized = nn.functional.avg_pool2d(z, 2), nn.functional.interpolate(z, size=(3, 3), mode="bilinear")
         wide = self.back(nn.functional.silu(self.second(z)))[:, :, 1:4, :3]
         joined = torch.cat((small, resized, 0.5 * wide + nn.functional.pad(z[:, :, :2, :2], (1, 0, 1, 0))), 1)
-        return self.end(nn.functional.softplus(joined.permute(0, 2, 3, 1)).flatten(1)[:, :50])
+        logits: Tensor = self.end(nn.functional.softplus(joined.permute(0, 2, 3, 1)).flatten(1)[:, :50])
+        return logits
 
 
 def large() -> nn.Module:

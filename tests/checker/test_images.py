@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd.functional import hessian
 
 import curvcert
+from curvcert.certificates import checkable
 from curvcert.certificates.checkable import known_by_kernels
 from curvcert.checker import check_certificate, evaluate_network, reading
 from curvcert.checker.facts import Facts
@@ -317,16 +318,26 @@ def test_what_no_engine_of_images_reaches_is_not_refused(tmp_path: Path) -> None
     assert set(found.status) <= {"proven", "cannot check"} and not found.refused
 
 
+@pytest.mark.usefixtures("without_matrices")
 @pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
-def test_checkable_certificates_of_large_images_are_proven(tmp_path: Path, p: float) -> None:
-    torch.manual_seed(0)
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 4, 2, stride=2), nn.Softplus(), nn.AvgPool2d(16)
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 3)).eval()
-    net, x = curvcert.trace(model, torch.zeros(1, 1, 96, 96)), torch.rand(2, 1, 96, 96, dtype=torch.float64)
+def test_checkable_certificates_of_large_images_are_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p: float
+) -> None:
+    net = network(1, CASES["strides"]())
+    assert not known_by_kernels(net)
+    monkeypatch.setattr(checkable, "MOST_ENTRIES", -(2**20))
     assert known_by_kernels(net)
+    torch.manual_seed(0)
+    x = torch.randn(2, *net.in_shape, dtype=torch.float64)
     certificate = curvcert.certify(net, x, method="checkable", p=p).save(tmp_path / "certificate")
     assert ("curvature" in certificate.radii) == (p == 2)
     path = save_network(net, tmp_path / "network")
-    assert read_model(path).wide
     found = check_certificate(tmp_path / "certificate", path, x.numpy())
     assert found.holds and found.radii_proven == (2, 2), str(found)
+
+
+def test_images_too_large_for_matrices_are_known_as_the_checker_knows_them(tmp_path: Path) -> None:
+    for side in (32, 96):
+        layers = nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(side), nn.Flatten(), nn.Linear(4, 3)
+        net = curvcert.trace(nn.Sequential(*layers).eval(), torch.zeros(1, 1, side, side))
+        assert known_by_kernels(net) == read_model(save_network(net, tmp_path / "network")).wide == (side == 96)
