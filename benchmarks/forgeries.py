@@ -169,7 +169,8 @@ def sealed(content: bytes, draw: random.Random) -> bytes:
     metadata = json.loads(content[8 : 8 + size])["__metadata__"]
     arrays = forged_arrays(load(content), draw)
     if draw.random() < 0.4:
-        arrays, text = load(content), dumped(nudged(json.loads(metadata["header"]), draw))
+        held = load(content)  # in any order
+        arrays, text = {name: held[name] for name in sorted(held)}, dumped(nudged(json.loads(metadata["header"]), draw))
     elif draw.random() < 0.85:
         text = dumped(forged_value(json.loads(metadata["header"]), draw))
     else:

@@ -7,21 +7,17 @@ from curvcert.certificates.constants import Tables
 from curvcert.certificates.methods import Wanted
 from curvcert.checker.limits import MOST_ENTRIES, TooLarge, require_room
 from curvcert.network import Network
-from curvcert.network.nodes import AffineNode, ElementwiseNode
+from curvcert.network.nodes import AffineNode, ElementwiseNode, InputNode
 from curvcert.operators.base import weights
-
-_ROOM = 1 + 2.0**-20
-"""What constants of kernels leave for the rounding of the checker, which bounds the same norms by other transforms."""
 
 
 def checkable(network: Network, p: float) -> tuple[Tables, Wanted]:
     """Return the constants and the methods that the checker reaches.
 
-    That is curvature in l2 alone, and of kernels what goes layer by layer: constants, and nothing beside them.
+    That is curvature in l2 alone, and of kernels Lipschitz constants by LipLT: its curvatures of those are loose.
     """
     if known_by_kernels(network):
-        K = "compositional" if p == 2 else None
-        return Tables("liplt", K, required=False, room=_ROOM), lambda method: False
+        return Tables("liplt", required=False), lambda method: False
     if p == 2:
         return Tables("auto", "auto", required=False), lambda method: method.checkable
     return Tables("auto", required=False), lambda method: method.checkable and method.tables.K is None
@@ -37,6 +33,8 @@ def known_by_kernels(network: Network) -> bool:
     False
     """
     nodes, held = network.nodes, 0
+    if not all(isinstance(node, InputNode | AffineNode | ElementwiseNode) for node in nodes):
+        return False  # it reads no others at all
     sizes, sources = [math.prod(node.shape) for node in nodes], [list(node.sources) for node in nodes]
     activated = [k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode)]
     readers = Counter(source for read in sources for source in read)

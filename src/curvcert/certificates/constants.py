@@ -47,14 +47,12 @@ class PairConstants:
 class Tables:
     """Which bounds make the tables: a method of `lipschitz` or `curvature` by name, "auto", or None for no table.
 
-    Without `required`, a network that has no curvature constant goes without that table, with a note.  `room` is what
-    all constants are multiplied by, 1 or more, where somebody is to prove them by other means.
+    Without `required`, a network that has no curvature constant goes without that table, with a note.
     """
 
     L: str | None = None
     K: str | None = None
     required: bool = True
-    room: float = 1.0
 
 
 def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairConstants:
@@ -84,7 +82,6 @@ def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairCo
             if tables.required:
                 raise
             notes.append(f"curvature skipped: {error}")
-    L, K, above = (table * tables.room for table in (L, K, above))
     return PairConstants(L, K, above, (L_name, K_name), (L_methods, K_methods), tuple(notes), terms)
 
 
