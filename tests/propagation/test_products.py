@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import curvcert
 from curvcert.errors import OutOfRange, UnsupportedModule
+from curvcert.falsifier import falsify_bound
 from curvcert.network import Network, trace
 from curvcert.network.nodes import ProductNode
 from tests.sampling import crossed
@@ -137,6 +138,26 @@ def test_bounded_factors_have_a_global_constant_and_others_say_how_to_ask() -> N
     for ask in (curvcert.lipschitz, curvcert.curvature):
         with pytest.raises(UnsupportedModule, match="at=x, radius=r"):
             ask(network_of("swiglu"))
+
+
+@pytest.mark.parametrize(("last", "p"), crossed((nn.Softmax(1), nn.LogSoftmax(1)), (2.0, math.inf, 1.0)))
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_softmax_has_global_constants(last: nn.Module, p: float, n: int) -> None:
+    torch.manual_seed(n)
+    network = trace(nn.Sequential(nn.Linear(4, n), last).eval(), torch.zeros(1, 4))
+    for ask, kind in ((curvcert.lipschitz, "lipschitz"), (curvcert.curvature, "curvature")):
+        bound = ask(network, p)
+        assert float(bound) < 40 * float(ask(network.classified, p) if kind == "lipschitz" else 1)
+        assert not falsify_bound(bound, network, kind, ascents=12, steps=6)
+
+
+@pytest.mark.parametrize(("name", "p"), crossed(("swiglu", "attention", "realnvp"), (2.0, math.inf)))
+def test_curvatures_of_vectors_hold_over_balls(name: str, p: float) -> None:
+    network = network_of(name)
+    x = torch.randn(2, 4, dtype=F64, generator=torch.Generator().manual_seed(4))
+    bound = curvcert.curvature(network, p, at=x, radius=0.02)
+    found = falsify_bound(bound, network, "curvature", ascents=12, steps=6)
+    assert not found and max(found.closest.values()) > 0.01
 
 
 def test_a_range_that_leaves_the_domain_bounds_nothing() -> None:

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from curvcert import activations
 from curvcert.errors import UnsupportedModule
-from curvcert.network.builder import Value
-from curvcert.network.windows import along, reduced
-
-_MOST_PAIRS = 4096
-"""Pairs of entries up to which a softmax is written by their differences."""
+from curvcert.network.builder import Value, concat
+from curvcert.network.windows import reduced
 
 
 def squared(value: Value, path: str) -> Value:
@@ -67,20 +64,45 @@ def _matrix_product(left: Value, right: Value, path: str) -> Value:
 
 
 def softmax(value: Value, axis: int, path: str) -> Value:
-    r"""Return the softmax along an axis.
+    r"""Return the softmax along an axis: :math:`p_i = \mathrm{sigmoid}(z_i - \log \sum_{j \ne i} e^{z_j})`.
 
-    By the differences of all pairs, :math:`p_i = 1 / \sum_j e^{z_j - z_i}`, so that what all entries have in common
-    goes before anything is bounded; with many of them as :math:`e^{c_i - \log \sum_j e^{c_j}}`, c what is left of z
-    beside its mean.
+    What all entries have in common goes before anything is bounded, and every function has a largest slope.
     """
+    if value.shape[axis] == 1:
+        return value.times(torch.tensor(0.0), path).shift(torch.ones(value.shape))
+    return _noted(value, _beside_others(value, axis, path).activate(activations.SIGMOID, path), axis)
+
+
+def _beside_others(value: Value, axis: int, path: str) -> Value:
+    """Return how far each entry is above the log-sum-exp of the others, of which there is one at least."""
+    return value.plus(_log_of_others(_levels(value, axis, path), axis, path).negative(), path)
+
+
+def _levels(value: Value, axis: int, path: str) -> list[Value]:
+    """Return the log-sum-exps of pairs, of pairs of these, and so on up to that of all; what has no partner stays."""
+    levels = [value]
+    while (n := levels[-1].shape[axis]) > 1:
+        left, right = (levels[-1].cut(axis, k, n // 2, 2, path) for k in (0, 1))
+        pairs = _log_of_both(left, right, path)
+        levels.append(concat([pairs, levels[-1].cut(axis, n - 1, 1, name=path)], axis, path) if n % 2 else pairs)
+    return levels
+
+
+def _log_of_others(levels: Sequence[Value], axis: int, path: str) -> Value:
+    """Return the log-sum-exp of the others beside each entry: of its partner, and of the others beside their pair."""
+    value, *above = levels
     n = value.shape[axis]
-    if n * math.prod(value.shape) > _MOST_PAIRS:
-        return _noted(value, log_softmax(value, axis, path).activate(activations.EXP, path), axis)
-    eye = torch.eye(n, dtype=torch.float64, device=value.device)
-    differences = (eye[None, :] - eye[:, None]).reshape(n * n, n)  # row i n + j is e_j - e_i
-    sums = torch.eye(n, dtype=torch.float64, device=value.device).repeat_interleave(n, dim=1)
-    found = along(value, axis, differences, path).activate(activations.EXP, path)
-    return _noted(value, reciprocal(along(found, axis, sums, path), path), axis)
+    partners = value.gathered({axis: [k ^ 1 for k in range(n - n % 2)]}, path)
+    if n == 2:
+        return partners
+    beside = _log_of_others(above, axis, path)
+    found = _log_of_both(partners, beside.gathered({axis: [k // 2 for k in range(n - n % 2)]}, path), path)
+    return concat([found, beside.cut(axis, n // 2, 1, name=path)], axis, path) if n % 2 else found
+
+
+def _log_of_both(left: Value, right: Value, path: str) -> Value:
+    """Return log(e^u + e^v)."""
+    return right.plus(left.plus(right.negative(), path).activate(activations.softplus(), path), path)
 
 
 def _noted(value: Value, shares: Value, axis: int) -> Value:
@@ -99,20 +121,15 @@ def _ordered(value: Value, scored: Value, axis: int) -> Value:
 
 def log_softmax(value: Value, axis: int, path: str) -> Value:
     """Return the logarithm of the softmax along an axis."""
-    centred = _centred(value, [axis], path)
-    found = centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
-    return _ordered(value, found, axis)
+    if value.shape[axis] == 1:
+        return value.times(torch.tensor(0.0), path)
+    behind = _beside_others(value, axis, path).negative()
+    return _ordered(value, behind.activate(activations.softplus(), path).negative(), axis)
 
 
 def log_sum_exp(value: Value, axis: int, path: str) -> Value:
     """Return log sum exp along an axis, which stays with size 1."""
-    mean = reduced(value, [axis], True, True, path)
-    return _log_of_sum(_centred(value, [axis], path), axis, path).plus(mean, path)
-
-
-def _log_of_sum(value: Value, axis: int, path: str) -> Value:
-    total = reduced(value.activate(activations.EXP, path), [axis], True, False, path)
-    return total.activate(activations.LOG, path)
+    return _levels(value, axis, path)[-1]
 
 
 def _centred(value: Value, axes: Sequence[int], path: str) -> Value:

@@ -50,9 +50,9 @@ def without_constants(network: Network) -> UnsupportedModule:
     """Return the error for a question about all inputs, where an activation, or a product, has no largest slope."""
     nodes = (node for node in network.nodes if isinstance(node, ElementwiseNode))
     node = next(node for node in nodes if not node.activation.is_bounded)
-    what = "a product of values that have no bounds" if node.activation.name == "power(2)" else node.activation.name
+    what = "A product of values without ends" if node.activation.name == "power(2)" else node.activation.name
     return UnsupportedModule(
-        f"{node.name or what}: {what} has no largest slope, so that this network has no constant over all inputs. Ask "
+        f"{what} has no largest slope, so that this network has no constant over all inputs (at {node.name!r}). Ask "
         "for one over a ball: at=x, radius=r."
     )
 
