@@ -27,7 +27,7 @@ from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
 from curvcert.cli.requirements import Requirement, radii_to_decide
 from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
-from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
+from curvcert.cli.searching import ATTACKS, MULTIPLES, RESTARTS, STEPS, nearest_found, require_attack
 from curvcert.cli.shared_certification import LOST_AFTER, Found, SharedCertification
 from curvcert.errors import InvalidInput
 from curvcert.folder_lock import locked
@@ -97,7 +97,14 @@ def certify_command(
     data_folder: options.DataFolder = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Only the first samples; all by default.")] = None,
     class_names: Annotated[str | None, typer.Option(metavar="A,B,C", help="Names of the classes, in order.")] = None,
-    search: Annotated[bool, typer.Option(help="Look for misclassified points by PGD, beside the proofs.")] = True,
+    search: Annotated[bool, typer.Option(help="Look for misclassified points, beside the proofs.")] = True,
+    attack: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"What looks for them: {', '.join(ATTACKS)}. All but pgd need the package of that name.",
+        ),
+    ] = "pgd",
     seed: Annotated[int, typer.Option(min=0, help="The seed of that search.")] = 0,
     device: options.Device = "cpu",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time; chosen by default.")] = None,
@@ -154,7 +161,7 @@ def certify_command(
     require_fit(network, inputs)
     if names is not None and len(names) != network.outputs:
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
-    request = Request(validate_p(p), method, epsilons, box, inside_box, search, seed, batch_size)
+    request = Request(validate_p(p), method, epsilons, box, inside_box, attack if search else None, seed, batch_size)
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
@@ -183,7 +190,7 @@ def certify_command(
             raise typer.Exit(INTERRUPTED) from None
         if found is None:
             return  # the results are rank 0's to write
-        certificate, attack = found
+        certificate, points = found
         certificate = certificate.save(out / FILES["certificate"])
         save_network(network.classified, out / FILES["network"])
         rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
@@ -205,8 +212,8 @@ def certify_command(
                     title=f"{model} on {len(inputs)} samples of {data}",
                     command=shlex.join(["curvcert", *sys.argv[1:]]),
                     epsilons=epsilons,
-                    searches=() if attack is None else (attack,),
-                    seeds={"pgd": seed} if search else None,
+                    searches=() if points is None else (points,),
+                    seeds={attack: seed} if search else None,
                     required=[Required(one.verdict(certificate), one.is_met(certificate)) for one in required],
                     check=_check_command(files, data, split, data_folder),
                 )
@@ -232,25 +239,34 @@ class Request:
     epsilons: tuple[float, ...] | None
     box: tuple[float, float] | None
     inside_box: bool
-    search: bool
+    attack: str | None
     seed: int
     batch_size: int | None
 
     def require_searchable(self) -> None:
-        """Raise where PGD does not cover the norm."""
-        if self.search and self.p not in (1.0, 2.0, math.inf):
+        """Raise where the search does not cover what is asked."""
+        if self.attack is None:
+            return
+        require_attack(self.attack, self.epsilons)
+        if self.p not in (1.0, 2.0, math.inf):
             raise InvalidInput(f"The search covers p = 1, 2 and inf, got {self.p:g}. Add --no-search.")
 
     def plan(self, network: Network, inputs: Inputs, part_size: int) -> Plan:
         """Return what the parts will hold; the size of batches and the device change nothing that is claimed."""
-        search = {"multiples": MULTIPLES, "steps": STEPS, "restarts": RESTARTS, "seed": self.seed}
+        search = {
+            "attack": self.attack,
+            "multiples": MULTIPLES,
+            "steps": STEPS,
+            "restarts": RESTARTS,
+            "seed": self.seed,
+        }
         chosen: dict[str, Any] = {
             "p": "inf" if math.isinf(self.p) else self.p,
             "method": self.method,
             "eps": self.epsilons,
             "box": self.box,
             "inside_box": self.inside_box,
-            "search": search if self.search else None,
+            "search": {**search, "seed": self.seed} if self.attack else None,
         }
         digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
@@ -259,11 +275,13 @@ class Request:
 def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> Found:
     """Certify samples and search beside it."""
     certificate = ready(x, y, request.batch_size, progress=False)
-    if not request.search:
+    if request.attack is None:
         return certificate, None
     here = x.to(ready.network.device)
-    attack = nearest_found(certificate, ready.network, here, request.epsilons or (), request.box, request.seed)
-    return with_search(certificate, ready.network, here, attack), Attack(attack.broken.cpu(), attack.points.cpu())
+    found = nearest_found(
+        certificate, ready.network, here, request.epsilons or (), request.box, request.seed, request.attack
+    )
+    return with_search(certificate, ready.network, here, found), Attack(found.broken.cpu(), found.points.cpu())
 
 
 def predictions(network: Network, x: Tensor) -> list[int]:
