@@ -1,4 +1,4 @@
-"""The gallery: every network in it gets bounds and radii that no search contradicts; the record holds what it claims."""
+"""The gallery: each network gets bounds and radii that no search contradicts; the record holds what it claims."""
 
 import pytest
 import torch
