@@ -13,6 +13,7 @@ from curvcert.errors import OutOfRange, UnsupportedModule
 from curvcert.falsifier import falsify_bound
 from curvcert.network import Network, trace
 from curvcert.network.nodes import ProductNode
+from tests.network.cases import Function
 from tests.sampling import crossed
 
 F64 = torch.float64
@@ -158,6 +159,41 @@ def test_curvatures_of_vectors_hold_over_balls(name: str, p: float) -> None:
     bound = curvcert.curvature(network, p, at=x, radius=0.02)
     found = falsify_bound(bound, network, "curvature", ascents=12, steps=6)
     assert not found and max(found.closest.values()) > 0.01
+
+
+GIVEN = {
+    "gru": lambda: nn.GRU(4, 3, batch_first=True),
+    "lstm": lambda: nn.LSTM(4, 2, batch_first=True),
+}
+NONE = ("glu", "swiglu", "highway", "squeeze-excite", "attention")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GIVEN)
+def test_recurrent_cells_have_global_constants_with_a_notice(name: str) -> None:
+    torch.manual_seed(0)
+    cell = Function(lambda m, x: m.a(x)[0][:, -1], a=GIVEN[name]()).eval()
+    network = trace(cell, torch.zeros(1, 2, 4))
+    for ask, method, kind in (
+        (curvcert.lipschitz, "liplt", "lipschitz"),
+        (curvcert.curvature, "unrolled", "curvature"),
+    ):
+        bound = ask(network, method=method)
+        assert math.isfinite(float(bound)) and "over a ball" in repr(bound)
+        assert not falsify_bound(bound, network, kind, ascents=12, steps=6)
+    x = torch.randn(1, 2, 4, dtype=F64)
+    local = curvcert.lipschitz(network, at=x, radius=0.05)
+    assert float(local) < float(bound) and not local.notes
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_has_no_global_constant_is_refused_and_the_call_that_is_named_works(name: str) -> None:
+    network, x = network_of(name), torch.randn(1, 4, dtype=F64)
+    for ask in (curvcert.lipschitz, curvcert.curvature):
+        for where in ({}, {"at": x}):
+            with pytest.raises(UnsupportedModule, match="over a ball: at=x, radius=r"):
+                ask(network, **where)
+        assert math.isfinite(float(ask(network, at=x, radius=0.05)))
 
 
 def test_a_range_that_leaves_the_domain_bounds_nothing() -> None:
