@@ -169,7 +169,7 @@ NONE = ("glu", "swiglu", "highway", "squeeze-excite", "attention")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", crossed(GIVEN))
 def test_recurrent_cells_have_global_constants_with_a_notice(name: str) -> None:
     torch.manual_seed(0)
     cell = Function(lambda m, x: m.a(x)[0][:, -1], a=GIVEN[name]()).eval()

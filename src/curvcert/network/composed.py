@@ -5,15 +5,17 @@ Axes are those of a sample, counted from 0.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from curvcert import activations
 from curvcert.errors import UnsupportedModule
-from curvcert.network.builder import Value, concat
-from curvcert.network.windows import reduced
+from curvcert.network.builder import Value
+from curvcert.network.windows import along, reduced
 
 
 def squared(value: Value, path: str) -> Value:
@@ -75,34 +77,78 @@ def softmax(value: Value, axis: int, path: str) -> Value:
 
 def _beside_others(value: Value, axis: int, path: str) -> Value:
     """Return how far each entry is above the log-sum-exp of the others, of which there is one at least."""
-    return value.plus(_log_of_others(_levels(value, axis, path), axis, path).negative(), path)
+    each = _Sums({value: torch.eye(value.shape[axis], dtype=torch.float64)}, axis, path)
+    return each.minus(_log_of_others(_levels(each))).made()
 
 
-def _levels(value: Value, axis: int, path: str) -> list[Value]:
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Entries along an axis that are sums of those of some values: a matrix for each.
+
+    Sums of sums are multiplied out, so that what a function is applied to reads functions' values directly.
+    """
+
+    parts: Mapping[Value, Tensor]
+    axis: int
+    path: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def taken(self, rows: Sequence[int]) -> "_Sums":
+        """Return some of the entries."""
+        return replace(self, parts={value: W[list(rows)] for value, W in self.parts.items()})
+
+    def minus(self, other: "_Sums") -> "_Sums":
+        """Return the differences, entry by entry."""
+        parts = dict(self.parts)
+        for value, W in other.parts.items():
+            parts[value] = parts[value] - W if value in parts else -W
+        return replace(self, parts=parts)
+
+    def before(self, other: "_Sums") -> "_Sums":
+        """Return these entries and then others."""
+        widths = {value: W.shape[1] for part in (self.parts, other.parts) for value, W in part.items()}
+        sides = [
+            {
+                value: part.parts.get(value, torch.zeros(len(part), n, dtype=torch.float64))
+                for value, n in widths.items()
+            }
+            for part in (self, other)
+        ]
+        return replace(self, parts={value: torch.cat([side[value] for side in sides]) for value in widths})
+
+    def made(self) -> Value:
+        """Return the entries as a value."""
+        terms = [along(value, self.axis, W.to(value.device), self.path) for value, W in self.parts.items() if W.any()]
+        return reduce(lambda left, right: left.plus(right, self.path), terms)
+
+
+def _levels(each: _Sums) -> list[_Sums]:
     """Return the log-sum-exps of pairs, of pairs of these, and so on up to that of all; what has no partner stays."""
-    levels = [value]
-    while (n := levels[-1].shape[axis]) > 1:
-        left, right = (levels[-1].cut(axis, k, n // 2, 2, path) for k in (0, 1))
-        pairs = _log_of_both(left, right, path)
-        levels.append(concat([pairs, levels[-1].cut(axis, n - 1, 1, name=path)], axis, path) if n % 2 else pairs)
+    levels = [each]
+    while (n := len(levels[-1])) > 1:
+        pairs = _log_of_both(*(levels[-1].taken(range(k, n - n % 2, 2)) for k in (0, 1)))
+        levels.append(pairs.before(levels[-1].taken([n - 1])) if n % 2 else pairs)
     return levels
 
 
-def _log_of_others(levels: Sequence[Value], axis: int, path: str) -> Value:
+def _log_of_others(levels: Sequence[_Sums]) -> _Sums:
     """Return the log-sum-exp of the others beside each entry: of its partner, and of the others beside their pair."""
-    value, *above = levels
-    n = value.shape[axis]
-    partners = value.gathered({axis: [k ^ 1 for k in range(n - n % 2)]}, path)
+    each, *above = levels
+    n = len(each)
+    partners = each.taken([k ^ 1 for k in range(n - n % 2)])
     if n == 2:
         return partners
-    beside = _log_of_others(above, axis, path)
-    found = _log_of_both(partners, beside.gathered({axis: [k // 2 for k in range(n - n % 2)]}, path), path)
-    return concat([found, beside.cut(axis, n // 2, 1, name=path)], axis, path) if n % 2 else found
+    beside = _log_of_others(above)
+    found = _log_of_both(partners, beside.taken([k // 2 for k in range(n - n % 2)]))
+    return found.before(beside.taken([n // 2])) if n % 2 else found
 
 
-def _log_of_both(left: Value, right: Value, path: str) -> Value:
-    """Return log(e^u + e^v)."""
-    return right.plus(left.plus(right.negative(), path).activate(activations.softplus(), path), path)
+def _log_of_both(left: _Sums, right: _Sums) -> _Sums:
+    """Return log(e^u + e^v) = v + softplus(u - v)."""
+    bent = left.minus(right).made().activate(activations.softplus(), left.path)
+    return replace(right, parts={**right.parts, bent: torch.eye(len(right), dtype=torch.float64)})
 
 
 def _noted(value: Value, shares: Value, axis: int) -> Value:
@@ -129,7 +175,7 @@ def log_softmax(value: Value, axis: int, path: str) -> Value:
 
 def log_sum_exp(value: Value, axis: int, path: str) -> Value:
     """Return log sum exp along an axis, which stays with size 1."""
-    return _levels(value, axis, path)[-1]
+    return _levels(_Sums({value: torch.eye(value.shape[axis], dtype=torch.float64)}, axis, path))[-1].made()
 
 
 def _centred(value: Value, axes: Sequence[int], path: str) -> Value:
