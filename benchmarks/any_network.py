@@ -149,7 +149,7 @@ KINDS: Mapping[str, Kind] = {
     "two per block": Kind(TwoPerBlock, 0.3, epochs=60),
     "u-net": Kind(UNet, 0.3, epochs=60, methods=LINEAR),
     "gru": Kind(GRU, 0.1, methods=LINEAR),
-    "vit of 4 tokens": Kind(ViT, 0.2, epochs=120, noise=0.15),
+    "vit of 4 tokens": Kind(ViT, 0.2, epochs=120, noise=0.15, methods=("quadratic",)),
     "vit of 8 tokens": Kind(lambda: ViT(tokens=8), 0.2, epochs=120, noise=0.15, methods=LINEAR),
 }
 

@@ -62,7 +62,7 @@ def classifier(row: Row) -> tuple[Network, Tensor]:
     return net.read_out(head), x
 
 
-def measured(row: Row, ascents: int = 24, steps: int = 10) -> dict[str, Any]:
+def measured(row: Row, ascents: int = 12, steps: int = 8) -> dict[str, Any]:
     """Return what a network gets: bounds over what searches found, radii, and what contradicted any of it."""
     net, x = classifier(row)
     found: dict[str, Any] = {"nodes": len(net.nodes), "contradicted": 0}
