@@ -2,12 +2,12 @@
 
 Claim: no search contradicts a bound in l2 or linf, and the median certified radius is positive and never beaten by an
 attack.  Over balls of 1% of an input's norm the Lipschitz bound is at most 20 times what a search finds, over balls of
-0.3% the curvature bound likewise, but for attention and recurrent networks, and for norms of groups in linf.
+0.3% the curvature bound likewise, but for attention, recurrent networks and normalisations in linf.
 Hardware: a CPU.
 Trials: for each network of `tests/network/people.py`, with a random linear head of three classes behind it, SAMPLES
 random inputs, in l2 and linf.
 
-    python -m benchmarks.gallery [--part 0 --parts 4]
+    python -m benchmarks.gallery [--part 0 --parts 4] [--networks SwiGLU attention]
 
 Each part adds its networks to the record.
 """
@@ -40,7 +40,7 @@ REACH: Mapping[BoundKind, float] = {"lipschitz": 0.01, "curvature": 0.003}
 """How large a ball is, as a share of its centre's norm."""
 MOST = 20.0
 """How many times what a search finds a bound over such a ball may be."""
-TOLD = ("attention", "transformer", "gru", "lstm", "rnn", "elman", "groupnorm", "instancenorm2d")
+TOLD = ("attention", "transformer", "gru", "lstm", "rnn", "elman", "layernorm", "groupnorm", "instancenorm2d")
 """Kinds for which that is only told."""
 MANY, TOO_MANY = 30, 40
 """Nodes beyond which radii are by linear relaxation alone, and beyond which no curvature is asked for."""
@@ -128,8 +128,8 @@ def summary() -> str:
     flat = [name for name, found in networks.items() if 0.0 in (found["radius l2"], found["radius linf"])]
     return (
         f"{len(networks)} networks; {contradicted} claims contradicted by a search; median radii of 0: {len(flat)}.\n\n"
-        f"Bounds over {MOST:g} times what a search finds: {', '.join(beyond) or 'none'}. Of these neither attention\n"
-        f"nor recurrent nor a norm of groups: {', '.join(others) or 'none'}."
+        f"Bounds over {MOST:g} times what a search finds: {', '.join(beyond) or 'none'}. Of these neither attention,\n"
+        f"nor recurrent, nor a normalisation: {', '.join(others) or 'none'}."
     )
 
 
@@ -155,9 +155,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", type=int, default=0)
     parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS), metavar="NAME")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    for name in list(NETWORKS)[asked.part :: asked.parts]:
+    for name in asked.networks[asked.part :: asked.parts]:
         found = measured(NETWORKS[name])
         print(name, found, flush=True)
         before = read_record(NAME)
