@@ -6,7 +6,6 @@ eigenvalue of S but for the same error.  An ordinary eigenvalue solver only gues
 :math:`\lambda`; nothing rests on its accuracy but the tightness.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from curvcert.errors import InvalidInput, OutOfRange
 from curvcert.operators.lanczos import largest_eigenvalue_guesses
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, lengths, power_of_two, root_above
 
 _DIRECT_SIZE = 1500
 """Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
@@ -222,9 +221,8 @@ def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -
     scale = power_of_two(wide.abs().amax())
     scaled = wide / scale
     m = scaled.shape[-1]
-    frobenius = inflate(scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1))
-    squared = largest_eigenvalue_upper_bound(_gram(scaled), error=gamma(m) * frobenius + m * TINY)
-    return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
+    error = Upper(scaled).square().sum(-2, -1).amax() * gamma(m) + m * TINY
+    return Upper(largest_eigenvalue_upper_bound(_gram(scaled), error.bound)).root().bound * scale
 
 
 def _gram(wide: Tensor) -> Tensor:
@@ -276,14 +274,14 @@ def is_positive_definite(A: Float64[Tensor, "n n"], error: Tensor) -> bool:
     (True, False)
     """
     n = len(A)
-    trace = inflate(A.diagonal().abs().sum(), gamma(n))
-    shift = 4 * (error + gamma(n + 4) * trace)
+    trace = Upper(A.diagonal().abs()).sum()
+    shift = 4 * (trace * gamma(n + 4) + error).bound
     C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
     R, info = torch.linalg.cholesky_ex(C)
     if int(info) != 0 or not bool(torch.isfinite(R).all()):
         return False
-    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
-    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
+    forming = Upper(R).square().sum() * gamma(n + 2) + trace * (2 * UNIT_ROUNDOFF)
+    return float((lengths(Upper(C - R @ R.mT, 1)) + forming + error).bound) < float(shift)
 
 
 def inverse_form_estimate(M: Float64[Tensor, "n n"], C: Float64[Tensor, "m n"]) -> Float64[Tensor, ""]:
@@ -321,7 +319,7 @@ def inverse_form_upper_bound(
     scale = power_of_two(guess.sqrt())
     whole = torch.zeros(n + len(C), n + len(C), dtype=M.dtype, device=M.device)
     whole[:n, :n], whole[n:, :n], whole[:n, n:] = M, C / scale, C.mT / scale
-    off = inflate(error + C_error / scale + TINY, 0.0)
+    off = (Upper(C_error) / scale + error + TINY).bound
     for step in _STEPS_UP:
         rho = (guess / scale / scale) * (1 + step) + TINY
         whole.diagonal()[n:] = rho
@@ -348,13 +346,12 @@ def _cholesky_errors(C: Tensor, R: Tensor) -> Tensor:
     diagonal = C.diagonal(dim1=-2, dim2=-1)
     if C.device.type == "cpu":
         g = gamma(n + 2)
-        excess = g / (1 - g) * diagonal.sum(dim=-1)
+        excess = Upper(diagonal).sum(-1) * (g / (1 - g))
     else:
-        residual = torch.linalg.vector_norm(C.tril() - (R @ R.mT).tril(), dim=(-2, -1)) * math.sqrt(2.0)
-        excess = (1 + 1e-10) * residual + gamma(n) * R.square().sum(dim=(-2, -1))
+        residual = lengths(Upper(C.tril() - (R @ R.mT).tril(), 1), -2, -1)
+        excess = residual * root_above(2) + Upper(R).square().sum(-2, -1) * gamma(n)
     # The sum on the diagonal rounds by u |C_ii| at most.
-    excess = excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1)
-    return inflate(excess, gamma(n * n + 2)) + n * TINY
+    return (excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1) + n * TINY).bound
 
 
 def _verify(symmetric: Tensor, shift: float) -> Tensor | None:
