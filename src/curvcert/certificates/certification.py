@@ -72,6 +72,7 @@ class Certifier:
     inside_box: bool
     digest: str
     notes: tuple[str, ...]
+    threshold: float | None
 
     @property
     def network(self) -> Network:
@@ -124,6 +125,7 @@ def certify(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
+    threshold: float | None = None,
 ) -> Certificate:
     r"""Certify how far each input can move, in the p-norm, before the class changes: provably.
 
@@ -150,6 +152,8 @@ def certify(
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
         device: where to compute; the network's own by default.
         progress: show what goes on; by default on a terminal, or in a notebook with ipywidgets.
+        threshold: for a network of one output: label 1 is where the output is above it, label 0 where it is below; on
+            it the radius is 0.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -164,7 +168,8 @@ def certify(
     _require_labels_of_a_tensor(x, y)
     if isinstance(network, nn.Module):
         network, x = _traced(network, x)
-    return certifier(network, p, method, box, inside_box, epsilons, device, progress)(x, y, batch_size, progress)
+    ready = certifier(network, p, method, box, inside_box, epsilons, device, progress, threshold)
+    return ready(x, y, batch_size, progress)
 
 
 def source_of(x: Inputs) -> Tensor | Iterable[Any]:
@@ -218,6 +223,7 @@ def certifier(
     epsilons: Sequence[float] | float | None = None,
     device: torch.device | str | None = None,
     progress: bool | None = None,
+    threshold: float | None = None,
 ) -> Certifier:
     """Compute what certificates of a network need, once, for many calls; the arguments are those of `certify`.
 
@@ -231,8 +237,12 @@ def certifier(
         raise InvalidInput(
             f"certify expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example)."
         )
+    network = network.decided(threshold)
     if network.outputs < 2:
-        raise InvalidInput("certify needs at least two classes, this network has one output. Use curvcert.lipschitz.")
+        raise InvalidInput(
+            "certify needs at least two classes, this network has one output. Say where it decides, "
+            "certify(..., threshold=0.0), for the labels 0 (below) and 1 (above)."
+        )
     if sum(size > 1 for size in network.out_shape) > 1:
         raise InvalidInput(
             f"certify expects one logit per class, got outputs of shape {network.out_shape}. End the model with a "
@@ -256,10 +266,11 @@ def certifier(
     constants = ", ".join(name for name in question.constants.names if name) or "no constants"
     _LOG.info("bounded the network in %.1f s: %s", time.monotonic() - started, constants)
     only = None if chosen is None or wanted else chosen.way
-    notes = (*simpler, *question.constants.notes, *notes)
+    decides = () if network.threshold is None else (_DECIDES.format(network.threshold),)
+    notes = (*simpler, *decides, *question.constants.notes, *notes)
     for note in notes:
         _LOG.info("%s", note)
-    return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
+    return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes, network.threshold)
 
 
 def _asked(
@@ -285,6 +296,10 @@ def _asked(
 _SIMPLER = (
     "The network ends in a softmax or a normalisation, which changes no class: certified, named and saved is the "
     "network without it (net.classified)."
+)
+
+_DECIDES = (
+    "One output: label 1 is where it is above the threshold {!r}, label 0 where it is below; on it the radius is 0."
 )
 
 _BEST = Tables("auto", "auto", required=False)
@@ -474,4 +489,5 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
         p=question.p,
         assumes=question.network.assumes,
         notes=request.notes,
+        threshold=request.threshold,
     )
