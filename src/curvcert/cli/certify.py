@@ -19,6 +19,7 @@ from torch import Tensor
 
 from curvcert._version import __version__
 from curvcert.attacks import Attack
+from curvcert.budget import budget_of
 from curvcert.certificates import Certificate, Certifier, certifier, with_search
 from curvcert.certificates.methods import RADII
 from curvcert.cli import options
@@ -101,6 +102,7 @@ def certify_command(
     seed: Annotated[int, typer.Option(min=0, help="The seed of that search.")] = 0,
     device: options.Device = "cpu",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time; chosen by default.")] = None,
+    budget: options.Budget = None,
     part_size: Annotated[int, typer.Option(min=1, help="Samples between two savings.")] = 64,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the certification in the folder.")] = False,
     lost_after: Annotated[
@@ -154,7 +156,10 @@ def certify_command(
     require_fit(network, inputs)
     if names is not None and len(names) != network.outputs:
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
-    request = Request(validate_p(p), method, epsilons, box, inside_box, search, seed, batch_size)
+    limit = budget_of(budget)
+    # A search proves nothing: what time there is goes to the proofs.
+    search = search and limit is None
+    request = Request(validate_p(p), method, epsilons, box, inside_box, search, seed, batch_size, budget)
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
@@ -166,13 +171,17 @@ def certify_command(
         if place.is_first:
             output.notice("Bounding the network ...")
         shown = None if place.is_first and not quiet else False
-        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown)
+        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown, limit)
+
+    def compute(part: slice) -> Found:
+        later = sum(one.stop - one.start for one in parts if one.start > part.start) // place.size
+        return certified(ready(), inputs.x[part], inputs.y[part], request, later)
 
     # One run in a folder; the other ranks of this one write below the lock of the first.
     with locked(out, "curvcert certify") if place.is_first else nullcontext():
         try:
             with shares.opened(resume or place.restarted):
-                found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
+                found = shares.certify(compute)
         except KeyboardInterrupt:
             if place.is_first:
                 done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
@@ -235,6 +244,7 @@ class Request:
     search: bool
     seed: int
     batch_size: int | None
+    budget: float | None = None
 
     def require_searchable(self) -> None:
         """Raise where PGD does not cover the norm."""
@@ -251,14 +261,14 @@ class Request:
             "box": self.box,
             "inside_box": self.inside_box,
             "search": search if self.search else None,
-        }
+        } | ({} if self.budget is None else {"budget": self.budget})
         digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 
-def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> Found:
-    """Certify samples and search beside it."""
-    certificate = ready(x, y, request.batch_size, progress=False)
+def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request, later: int) -> Found:
+    """Certify samples and search beside it; `later` ones share what is left of a budget."""
+    certificate = ready(x, y, request.batch_size, progress=False, later=later)
     if not request.search:
         return certificate, None
     here = x.to(ready.network.device)

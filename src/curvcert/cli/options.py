@@ -48,6 +48,13 @@ DataFolder = Annotated[
     Path | None, typer.Option(help="Where MNIST or CIFAR-10 is, or is to be downloaded to.", show_default=False)
 ]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Stop after so long with what is proven by then, at least the cheapest bounds; there is no search then.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables, no progress: the result alone.")]
 

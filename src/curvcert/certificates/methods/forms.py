@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.methods.balls import Centres, largest_radii
 from curvcert.certificates.methods.method import AbstractStep, Samples
 from curvcert.certificates.radii import decided
@@ -81,6 +82,7 @@ class Rivals:
 
     def _prove(self, proven: Tensor, balls: Sequence[Ball]) -> None:
         """Prove what can be proven by forms over the last of some balls, until a rival is left that has its own."""
+        checkpoint()
         last = len(balls) - 1
         open_ = self._open(proven[:, last])
         if len(open_) > 1:
@@ -149,6 +151,7 @@ class Rivals:
 
     def ball(self, radius: float) -> Ball:
         """Return what is left out over a ball."""
+        checkpoint()
         return Ball(self._expansion, radius)
 
 
