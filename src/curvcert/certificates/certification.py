@@ -1,6 +1,8 @@
 """`curvcert.certify`: certified radii, attack radii and witnesses for a batch or a data set."""
 
+import logging
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -39,7 +41,9 @@ from curvcert.memory import spare_elements
 from curvcert.network import Network, trace
 from curvcert.network.network import tensor_of
 from curvcert.norms import validate_p
-from curvcert.progress import at_work, shown_by, sign_of_life
+from curvcert.progress import at_work, is_watched, shown_by, sign_of_life
+
+_LOG = logging.getLogger(__name__)
 
 _BATCH_ELEMENTS = 2**24
 """Numbers that the gradients of one batch may take by default, on a processor."""
@@ -90,9 +94,10 @@ class Certifier:
 
         What is left of a budget is shared equally among these samples and `later` ones, if these are a tensor.
         """
-        shown = progress if progress is not None else Console(stderr=True).is_terminal
+        console = Console(stderr=True)
+        shown = progress if progress is not None else is_watched(console)
         parts, digests, done = [], [], 0
-        bars = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
+        bars = Progress(console=console, transient=True) if shown else nullcontext()
         with DigestPool() as pool, bars as bar:
             total = len(x) if isinstance(x, Tensor) else None
             share = _shares(self.budget, None if total is None else total + later)
@@ -104,6 +109,7 @@ class Certifier:
                 done += len(inputs)
                 with shown_step:
                     parts += _within_memory(self, inputs.to(self.network.device), labels, own, share(done))
+                _LOG.info("certified %d samples", done)
                 # A source may write its next batch to the same place.
                 digests.append(pending())
                 if bar is not None and task is not None:
@@ -167,7 +173,7 @@ def certify(
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
         device: where to compute; the network's own by default.
-        progress: show what goes on; by default on a terminal.
+        progress: show what goes on; by default on a terminal, or in a notebook with ipywidgets.
         budget: seconds for all of it: half of them at most for constants beyond the cheapest, the rest shared by the
             samples.  It cuts a fixed plan short, which goes from cheap to dear; `notes` and `steps` say where.  What
             is left depends on the machine, and is proven.
@@ -183,6 +189,7 @@ def certify(
     """
     limit = budget_of(budget)
     x, y = source_of(x), None if y is None else torch.as_tensor(y)
+    _require_labels_of_a_tensor(x, y)
     if isinstance(network, nn.Module):
         network, x = _traced(network, x)
     ready = certifier(network, p, method, box, inside_box, epsilons, device, progress, limit)
@@ -209,8 +216,26 @@ def _traced(model: nn.Module, x: Tensor | Iterable[Any]) -> tuple[Network, Tenso
         if ahead is None:
             raise InvalidInput("There is nothing to certify: the data set is empty.")
         first, x = torch.as_tensor(ahead[0] if isinstance(ahead, tuple | list) else ahead), chain([ahead], batches)
+    if first.dim() == 1:
+        raise InvalidInput(f"Expected a batch of inputs, got shape {tuple(first.shape)}. For one sample pass x[None].")
     like = next((weight for weight in model.parameters() if weight.dtype.is_floating_point), first)
-    return trace(model, first[:1].to(like)), x
+    try:
+        return trace(model, first[:1].to(like)), x
+    except (InvalidInput, UnsupportedModule) as error:
+        if _runs(model, first[None].to(like)) and not _runs(model, first[:1].to(like)):
+            raise InvalidInput(
+                f"The model takes x of shape {tuple(first.shape)} as one sample, not as a batch: pass x[None]."
+            ) from error
+        raise
+
+
+def _runs(model: nn.Module, x: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            model(x)
+    except Exception:  # whatever the user's forward pass raises
+        return False
+    return True
 
 
 def certifier(
@@ -256,10 +281,15 @@ def certifier(
     network = network if device is None else network.to(device)
     simpler = () if network.classified is network else (_SIMPLER,)
     network = network.classified
+    started = time.monotonic()
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
         question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted, limit)
+    constants = ", ".join(name for name in question.constants.names if name) or "no constants"
+    _LOG.info("bounded the network in %.1f s: %s", time.monotonic() - started, constants)
     only = None if chosen is None or wanted else chosen.way
     notes = (*simpler, *question.constants.notes, *notes)
+    for note in notes:
+        _LOG.info("%s", note)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes, limit)
 
 
@@ -344,11 +374,7 @@ def _batches(
     if isinstance(x, Tensor):
         source: Iterable[Any] = [(x, y)]
     else:
-        if y is not None:
-            raise InvalidInput(
-                f"With y, x is a tensor, got {type(x).__name__}: pass torch.as_tensor(x). The batches of an iterable "
-                "bring their labels along, as (x, y)."
-            )
+        _require_labels_of_a_tensor(x, y)
         source = x
     for item in source:
         inputs, labels = item if isinstance(item, tuple | list) else (item, None)
@@ -357,6 +383,14 @@ def _batches(
         for start in range(0, len(inputs), size):
             part = slice(start, start + size)
             yield inputs[part], None if labels is None else labels[part].to(network.device)
+
+
+def _require_labels_of_a_tensor(x: Tensor | Iterable[Any], y: Tensor | None) -> None:
+    if y is not None and not isinstance(x, Tensor):
+        raise InvalidInput(
+            "With y, x is a tensor or an array: a list of samples becomes one by np.stack(x). The batches of a data "
+            "set or an iterable bring their labels along, as (x, y)."
+        )
 
 
 def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:

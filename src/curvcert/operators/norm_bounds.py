@@ -6,7 +6,7 @@ for 1 -> q (the largest column) and for p -> inf (the largest row); a proven bou
 
 import math
 from collections.abc import Hashable
-from functools import singledispatch
+from functools import reduce, singledispatch
 
 import torch
 from torch import Tensor
@@ -42,7 +42,16 @@ from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bo
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
 from curvcert.operators.weighted import GRAM_SIZE, bilinear_upper_bound
-from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, bits_below_one, gamma, inflate, most_bits
+from curvcert.rounding import (
+    RECURSION_SLACK,
+    UNIT_ROUNDOFF,
+    Upper,
+    bits_below_one,
+    inflate,
+    most_bits,
+    root_below,
+    total,
+)
 
 MEMORY_BUDGET = 4 * 2**30
 """Bytes that one norm may take by default."""
@@ -267,11 +276,12 @@ class NormBounds(AbstractNorms[Bound]):
     def _quick_of(self, op: AbstractLinearMap) -> Tensor:
         match op:
             case Sum():
-                return inflate(torch.stack([self.quick_spectral(term) for term in op.terms]).sum(), gamma(64))
+                return total(map(self.quick_spectral, op.terms)).bound
             case Composition():
-                return inflate(torch.stack([self.quick_spectral(f) for f in op.factors]).prod(), gamma(64))
+                first, *others = map(self.quick_spectral, op.factors)
+                return reduce(Upper.__mul__, others, Upper(first)).bound
             case Scaled():
-                return inflate(abs(op.factor) * self.quick_spectral(op.map), 0.0)
+                return (Upper(self.quick_spectral(op.map)) * abs(op.factor)).bound
             case Transposed():
                 return self.quick_spectral(op.map)
             case _:
@@ -355,11 +365,8 @@ def _(op: Sum, norms: NormBounds) -> Measured:
 
 @spectral_norm_upper_bound.register
 def _(op: Circuit, norms: NormBounds) -> Measured:
-    one = torch.ones((), dtype=op.dtype, device=op.device)
-    paths = op.carried(
-        one, lambda part, size: norms.quick_spectral(part) * size, lambda sizes: torch.stack([*sizes]).sum()
-    )
-    paths = inflate(paths, gamma(64 + 4 * len(op.steps)))
+    one = Upper(torch.ones((), dtype=op.dtype, device=op.device))
+    paths = op.carried(one, lambda part, size: size * norms.quick_spectral(part), total).bound
     if chains.outer_gram_bytes(min(op.in_size, op.out_size)) <= norms.memory_budget:
         return chains.gram_norm_of_chain_upper_bound(op, lambda _: paths), "Gram matrix of the circuit"
     return paths, "sum over paths (over the memory budget)"
@@ -375,7 +382,7 @@ def _(op: Composition, norms: NormBounds) -> Measured:
     if isinstance(pool, AveragePool2d) and not overlaps(pool.as_conv):
         # Its rows are orthogonal and of one length, so it maps the ball onto a ball.
         known = norms.bound(_product(factors[:-1]))
-        return inflate(known.value * math.prod(pool.kernel_size) ** -0.5, gamma(8)), known.method
+        return (Upper(known.value) / root_below(math.prod(pool.kernel_size))).bound, known.method
     attained = _attained_product(op, norms)
     if attained is not None:
         return attained, "product of norms, attained"

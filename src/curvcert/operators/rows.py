@@ -11,12 +11,13 @@ from curvcert.operators.base import AbstractLinearMap, Composition, Identity, Re
 from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import (
+    absolute_image,
     absolute_row_sums_upper_bound,
     rounding_length,
 )
 from curvcert.operators.scaled_conv import scaled_conv
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors, root_below
 
 _CHUNK_ELEMENTS = 2**25
 """Rows are formed in pieces of about this many numbers."""
@@ -101,16 +102,16 @@ def _(op: Composition, r: float) -> Tensor:
     for conv, transposed in ((scaled_conv(op), False), (scaled_conv(op.T), True)):
         if conv is not None:
             # Weights that underflow are below any that norms are bounded for.
-            return inflate(_conv_line_norms(conv[0], r, transposed), gamma(4 * conv[1])) + TINY
+            return (Upper(_conv_line_norms(conv[0], r, transposed), 4 * conv[1]) + TINY).bound
     if isinstance(first, Diagonal):
         return (Upper(row_norms_upper_bound(compose(*inner, last), r)) * first.weight.abs()).bound
     if isinstance(first, Transposed) and _has_windows_apart(first.map):
         # Each row is a share of one row behind it.
-        return inflate(first.apply(row_norms_upper_bound(compose(*inner, last), r)), gamma(8))
+        return absolute_image(first, row_norms_upper_bound(compose(*inner, last), r)).bound
     if r == 2 and _has_windows_apart(last):
         # The rows of the pooling are orthogonal and of one length.
         behind = row_norms_upper_bound(compose(first, *inner), r)
-        return inflate(behind * math.prod(last.kernel_size) ** -0.5, gamma(8))
+        return (Upper(behind) / root_below(math.prod(last.kernel_size))).bound
     return row_norms_upper_bound.dispatch(object)(op, r)
 
 

@@ -6,7 +6,6 @@ eigenvalue of S but for the same error.  An ordinary eigenvalue solver only gues
 :math:`\lambda`; nothing rests on its accuracy but the tightness.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from curvcert.operators.lanczos import (
     largest_eigenvalue_guesses,
     quick_eigenvalue_guesses,
 )
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, lengths, power_of_two, root_above
 
 _DIRECT_SIZE = 1500
 """Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
@@ -142,7 +141,8 @@ def congruent_eigenvalues_upper_bound(
     size = power_of_two(symmetric.abs().amax())
     scaled = symmetric / size
     # The largest entry of a semidefinite matrix is on its diagonal: it becomes about 1.
-    sizes = power_of_two((s * scaled.diagonal().abs().sqrt()).amax(dim=1))
+    tops = (s * scaled.diagonal().abs().sqrt()).amax(dim=1)
+    sizes = power_of_two(torch.maximum(tops, s.amax(dim=1) * 2.0**-200))
     weights = s / sizes[:, None]
     guess, below = _congruent_guesses(scaled, weights)
     margin = torch.maximum(below, _LEAST_STEP * guess.abs().clamp(min=2.0**-60))
@@ -153,9 +153,11 @@ def congruent_eigenvalues_upper_bound(
     pieces = zip(*(each.split(max(1, at_once)) for each in (weights, guess, margin)), strict=True)
     found = [bounded(*piece) for piece in pieces]
     # Two roundings per entry; the Frobenius norm of a semidefinite matrix is at most its trace.
-    trace = inflate(symmetric.diagonal().abs().sum(), gamma(len(B)))
-    off = inflate((averaging + error) * (1 + 8 * UNIT_ROUNDOFF) + trace * (4 * UNIT_ROUNDOFF), gamma(8))
-    return inflate(torch.cat(found) * size * sizes * sizes + off * s.amax(dim=1).square(), gamma(8)) + TINY
+    # Its own trace is off by no more than the error times the root of n.
+    off = (Upper(symmetric.diagonal().abs()).sum() * (4 * UNIT_ROUNDOFF) + averaging + error) * (1 + gamma(4 * len(B)))
+    # Entries that underflow are off by less than the least float, times weights of at most 2**200.
+    scaled_bounds = Upper(torch.cat(found)) + len(B) * 2.0**-600
+    return (scaled_bounds * size * sizes * sizes + off * s.amax(dim=1) * s.amax(dim=1) + TINY).bound
 
 
 def _congruent_guesses(B: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,9 +296,8 @@ def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -
     scale = power_of_two(wide.abs().amax())
     scaled = wide / scale
     m = scaled.shape[-1]
-    frobenius = inflate(scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1))
-    squared = largest_eigenvalue_upper_bound(_gram(scaled), error=gamma(m) * frobenius + m * TINY)
-    return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
+    error = Upper(scaled).square().sum(-2, -1).amax() * gamma(m) + m * TINY
+    return Upper(largest_eigenvalue_upper_bound(_gram(scaled), error.bound)).root().bound * scale
 
 
 def spectral_norms_of_matrices_upper_bound(matrices: Float64[Tensor, "batch n m"]) -> Float64[Tensor, " batch"]:
@@ -369,14 +370,14 @@ def is_positive_definite(A: Float64[Tensor, "n n"], error: Tensor) -> bool:
     (True, False)
     """
     n = len(A)
-    trace = inflate(A.diagonal().abs().sum(), gamma(n))
-    shift = 4 * (error + gamma(n + 4) * trace)
+    trace = Upper(A.diagonal().abs()).sum()
+    shift = 4 * (trace * gamma(n + 4) + error).bound
     C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
     R, info = torch.linalg.cholesky_ex(C)
     if int(info) != 0 or not bool(torch.isfinite(R).all()):
         return False
-    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
-    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
+    forming = Upper(R).square().sum() * gamma(n + 2) + trace * (2 * UNIT_ROUNDOFF)
+    return float((lengths(Upper(C - R @ R.mT, 1)) + forming + error).bound) < float(shift)
 
 
 def inverse_form_estimate(M: Float64[Tensor, "n n"], C: Float64[Tensor, "m n"]) -> Float64[Tensor, ""]:
@@ -414,7 +415,7 @@ def inverse_form_upper_bound(
     scale = power_of_two(guess.sqrt())
     whole = torch.zeros(n + len(C), n + len(C), dtype=M.dtype, device=M.device)
     whole[:n, :n], whole[n:, :n], whole[:n, n:] = M, C / scale, C.mT / scale
-    off = inflate(error + C_error / scale + TINY, 0.0)
+    off = (Upper(C_error) / scale + error + TINY).bound
     for step in _STEPS_UP:
         rho = (guess / scale / scale) * (1 + step) + TINY
         whole.diagonal()[n:] = rho
@@ -441,13 +442,12 @@ def _cholesky_errors(C: Tensor, R: Tensor) -> Tensor:
     diagonal = C.diagonal(dim1=-2, dim2=-1)
     if C.device.type == "cpu":
         g = gamma(n + 2)
-        excess = g / (1 - g) * diagonal.sum(dim=-1)
+        excess = Upper(diagonal).sum(-1) * (g / (1 - g))
     else:
-        residual = torch.linalg.vector_norm(C.tril() - (R @ R.mT).tril(), dim=(-2, -1)) * math.sqrt(2.0)
-        excess = (1 + 1e-10) * residual + gamma(n) * R.square().sum(dim=(-2, -1))
+        residual = lengths(Upper(C.tril() - (R @ R.mT).tril(), 1), -2, -1)
+        excess = residual * root_above(2) + Upper(R).square().sum(-2, -1) * gamma(n)
     # The sum on the diagonal rounds by u |C_ii| at most.
-    excess = excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1)
-    return inflate(excess, gamma(n * n + 2)) + n * TINY
+    return (excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1) + n * TINY).bound
 
 
 def _verify(symmetric: Tensor, shift: float) -> Tensor | None:

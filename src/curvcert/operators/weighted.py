@@ -14,10 +14,14 @@ from curvcert.memory import spare_elements
 from curvcert.norms import conjugate
 from curvcert.operators.base import AbstractLinearMap
 from curvcert.operators.dense import Dense
-from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, interpolated, magnitude, rounding_length
+from curvcert.operators.magnitudes import (
+    absolute_image,
+    absolute_row_sums_upper_bound,
+    interpolated,
+)
 from curvcert.operators.rows import row_norms_upper_bound
 from curvcert.operators.verified import congruent_eigenvalues_upper_bound
-from curvcert.rounding import TINY, Upper, gamma, inflate, least, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, Upper, least, norm_upper_bound_of_vectors
 
 GRAM_SIZE = 1024
 """Largest Gram matrix that is factorised once for each weight."""
@@ -53,7 +57,7 @@ def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: 
     rows = (Upper(flat) * absolute_row_sums_upper_bound(W).flatten()).amax(1).bound
     if math.isinf(p):
         return torch.minimum(bound, rows)
-    columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
+    columns = absolute_image(W.T, s).flatten(1).amax(1).bound
     if p == 1:
         return torch.minimum(bound, columns)
     bound = torch.minimum(bound, interpolated(columns, rows, p))

@@ -45,7 +45,7 @@ from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import Moved, NetworkFacts, cut
 from curvcert.propagation.regions import NormBall
 from curvcert.propagation.remainders import KNOTS, Bend, Spread, Tables, sampled, secant
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, total
 
 REACH = 8.0
 """How many times the radius that a model was made at it serves: rounding is bounded over that ball once."""
@@ -144,12 +144,11 @@ class TaylorModels:
             at = _Pass(self, self._ball(within))
             linear = at.relaxed.change(self._last, self._rows).rise
         best = linear.gather(1, self._curved)
-        fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
+        fixed = Upper(self._output.off) * within[:, None] + self._output.rounding
         curved = () if self._parabolas is None else self._parabolas.largest(within).split(best.shape[1], dim=1)
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
-            total = reduce(torch.add, parts, parabolas + fixed)
-            best = torch.fmin(best, inflate(total, gamma(len(parts) + 4)))
+            best = torch.fmin(best, total([fixed, parabolas, *parts]).bound)
         return torch.where((radius > self.most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
 
     @property
@@ -175,11 +174,11 @@ class TaylorModels:
         above, below = tables.at_knot(u, 0)
         for share in _SHARES:
             multiplier = share * typical
-            held = inflate(multiplier * (coupling.squares * t.square())[:, None], gamma(8))
+            held = Upper(multiplier) * (Upper(coupling.squares) * t * t)[:, None]
             more, less = tables.between(u, multiplier.unsqueeze(2) * ratio)
             above, below = (
-                torch.minimum(above, inflate(more + held, 0.0)),
-                torch.minimum(below, inflate(less + held, 0.0)),
+                torch.minimum(above, (held + more).bound),
+                torch.minimum(below, (held + less).bound),
             )
         return above, below
 
@@ -264,9 +263,10 @@ class _Pass:
         linear = inflate(form.seen.steepest * t, 0.0)
         above, below = self._rest(form)
         # What is not a number, where ranges are infinite, says nothing.
-        fall = torch.fmin(moved.fall.flatten(1), inflate(linear + below, 0.0))
-        rise = torch.fmin(moved.rise.flatten(1), inflate(linear + above, 0.0))
-        high, low = (torch.fmin(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        steep = Upper(linear)
+        fall = torch.fmin(moved.fall.flatten(1), (steep + below).bound)
+        rise = torch.fmin(moved.rise.flatten(1), (steep + above).bound)
+        high, low = (torch.fmin(rest, (steep + side).bound) for rest, side in ((above, rise), (below, fall)))
         for k, node in enumerate(self._models.facts.network.nodes):
             if isinstance(node, ElementwiseNode) and node.source == value:
                 self._bent(k, node, form, Spread(linear, -low, high, fall, rise), torch.maximum(fall, rise))
@@ -276,11 +276,11 @@ class _Pass:
         """Bound e, and its negative, for every neuron of a value."""
         t = self._t[:, None]
         parts = [self._models.coupled(k, u, self.tables[k], self._t) for k, u in form.sent.items()]
-        off, slack = form.off * t + form.rounding, gamma(len(parts) + 8)
-        above, below = (peak * t.square() + off for peak in (form.above, form.below))
+        off = Upper(form.off) * t + form.rounding
+        above, below = (Upper(peak) * t * t + off for peak in (form.above, form.below))
         for more, less in parts:
             above, below = above + more, below + less
-        return inflate(above, slack), inflate(below, slack)
+        return above.bound, below.bound
 
     def _bent(self, k: int, node: ElementwiseNode, form: Form, spread: Spread, farthest: Tensor) -> None:
         """Find what the parabolas of a node leave; the first time, find the parabolas."""
