@@ -330,3 +330,11 @@ def test_the_files_to_hand_on_have_the_rights_of_any_other(folder: Path, run: Ru
     (folder / "any").write_text("")
     for name in ("certificate.safetensors", "network.safetensors"):
         assert (folder / "out" / name).stat().st_mode == (folder / "any").stat().st_mode
+
+
+def test_where_no_sample_is_correct_it_asks_why(folder: Path, run: Runner) -> None:
+    digits = load_digits("test")
+    write_npz(folder / "data.npz", digits.as_float64()[:2], (digits.labels[:2] + 1) % 10)
+    words = ("--out", "out", "--method", "lipschitz", "--no-search", "--no-report")
+    ran = run("certify", "curvcert.data:load_demo_network", "data.npz", *words)
+    assert ran.status == 0 and "--weights" in ran.err and "labels numbered otherwise" in ran.err

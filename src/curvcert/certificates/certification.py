@@ -1,6 +1,8 @@
 """`curvcert.certify`: certified radii, attack radii and witnesses for a batch or a data set."""
 
+import logging
 import math
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -37,7 +39,9 @@ from curvcert.memory import spare_elements
 from curvcert.network import Network, trace
 from curvcert.network.network import tensor_of
 from curvcert.norms import validate_p
-from curvcert.progress import sign_of_life
+from curvcert.progress import is_watched, sign_of_life
+
+_LOG = logging.getLogger(__name__)
 
 _BATCH_ELEMENTS = 2**24
 """Numbers that the gradients of one batch may take by default, on a processor."""
@@ -82,9 +86,10 @@ class Certifier:
         progress: bool | None = None,
     ) -> Certificate:
         """Certify inputs; the arguments are those of `certify`."""
-        shown = progress if progress is not None else Console(stderr=True).is_terminal
+        console = Console(stderr=True)
+        shown = progress if progress is not None else is_watched(console)
         parts, digests, done = [], [], 0
-        bars = Progress(console=Console(stderr=True), transient=True) if shown else nullcontext()
+        bars = Progress(console=console, transient=True) if shown else nullcontext()
         with DigestPool() as pool, bars as bar:
             total = len(x) if isinstance(x, Tensor) else None
             task = None if bar is None else bar.add_task("certifying", total=total)
@@ -93,6 +98,7 @@ class Certifier:
                 own = None if self.box is None else self.box.part(slice(done, done + len(inputs)))
                 parts += _within_memory(self, inputs.to(self.network.device), labels, own)
                 done += len(inputs)
+                _LOG.info("certified %d samples", done)
                 # A source may write its next batch to the same place.
                 digests.append(pending())
                 if bar is not None and task is not None:
@@ -143,7 +149,7 @@ def certify(
         epsilons: radii to decide: what cheap bounds decide is not given to expensive ones.
         batch_size: samples at a time; chosen to bound the memory by default, and halved when it runs out.
         device: where to compute; the network's own by default.
-        progress: show what goes on; by default on a terminal.
+        progress: show what goes on; by default on a terminal, or in a notebook with ipywidgets.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -155,6 +161,7 @@ def certify(
     True
     """
     x, y = source_of(x), None if y is None else torch.as_tensor(y)
+    _require_labels_of_a_tensor(x, y)
     if isinstance(network, nn.Module):
         network, x = _traced(network, x)
     return certifier(network, p, method, box, inside_box, epsilons, device, progress)(x, y, batch_size, progress)
@@ -180,8 +187,26 @@ def _traced(model: nn.Module, x: Tensor | Iterable[Any]) -> tuple[Network, Tenso
         if ahead is None:
             raise InvalidInput("There is nothing to certify: the data set is empty.")
         first, x = torch.as_tensor(ahead[0] if isinstance(ahead, tuple | list) else ahead), chain([ahead], batches)
+    if first.dim() == 1:
+        raise InvalidInput(f"Expected a batch of inputs, got shape {tuple(first.shape)}. For one sample pass x[None].")
     like = next((weight for weight in model.parameters() if weight.dtype.is_floating_point), first)
-    return trace(model, first[:1].to(like)), x
+    try:
+        return trace(model, first[:1].to(like)), x
+    except (InvalidInput, UnsupportedModule) as error:
+        if _runs(model, first[None].to(like)) and not _runs(model, first[:1].to(like)):
+            raise InvalidInput(
+                f"The model takes x of shape {tuple(first.shape)} as one sample, not as a batch: pass x[None]."
+            ) from error
+        raise
+
+
+def _runs(model: nn.Module, x: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            model(x)
+    except Exception:  # whatever the user's forward pass raises
+        return False
+    return True
 
 
 def certifier(
@@ -225,10 +250,15 @@ def certifier(
     network = network if device is None else network.to(device)
     simpler = () if network.classified is network else (_SIMPLER,)
     network = network.classified
+    started = time.monotonic()
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
         question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted)
+    constants = ", ".join(name for name in question.constants.names if name) or "no constants"
+    _LOG.info("bounded the network in %.1f s: %s", time.monotonic() - started, constants)
     only = None if chosen is None or wanted else chosen.way
     notes = (*simpler, *question.constants.notes, *notes)
+    for note in notes:
+        _LOG.info("%s", note)
     return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes)
 
 
@@ -306,11 +336,7 @@ def _batches(
     if isinstance(x, Tensor):
         source: Iterable[Any] = [(x, y)]
     else:
-        if y is not None:
-            raise InvalidInput(
-                f"With y, x is a tensor, got {type(x).__name__}: pass torch.as_tensor(x). The batches of an iterable "
-                "bring their labels along, as (x, y)."
-            )
+        _require_labels_of_a_tensor(x, y)
         source = x
     for item in source:
         inputs, labels = item if isinstance(item, tuple | list) else (item, None)
@@ -319,6 +345,14 @@ def _batches(
         for start in range(0, len(inputs), size):
             part = slice(start, start + size)
             yield inputs[part], None if labels is None else labels[part].to(network.device)
+
+
+def _require_labels_of_a_tensor(x: Tensor | Iterable[Any], y: Tensor | None) -> None:
+    if y is not None and not isinstance(x, Tensor):
+        raise InvalidInput(
+            "With y, x is a tensor or an array: a list of samples becomes one by np.stack(x). The batches of a data "
+            "set or an iterable bring their labels along, as (x, y)."
+        )
 
 
 def _labels(network: Network, y: Tensor | None, batch: int) -> Tensor | None:

@@ -92,7 +92,7 @@ def bound_command(
     wanted = _quantities(only if side == "both" else "curvature", method)
     if radius is not None and at is None:
         raise InvalidInput("--radius is about balls: add their centres, such as --at digits.")
-    inputs = None if at is None else load_inputs(at, split, data_folder, samples)
+    inputs = None if at is None else load_inputs(at, split, data_folder, samples, labelled=False)
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
     network = load_network(choice, None if inputs is None else inputs.shape)
     if inputs is not None:

@@ -4,6 +4,8 @@ Shared by Lipschitz and curvature bounds.  The runner does not believe a method:
 `Bound`, in the norms and the scope that were asked for.
 """
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -57,6 +59,8 @@ def without_constants(network: Network) -> UnsupportedModule:
     )
 
 
+_LOG = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=AbstractMethod)
 
 
@@ -83,7 +87,9 @@ def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
     if reason is not None:
         raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
     require_room_for_products(problem)
+    started = time.monotonic()
     bound = method.bound(problem)
+    _LOG.debug("%s: %r in %.2f s", method.name, bound, time.monotonic() - started)
     _require_what_was_asked(bound, problem)
     value = bound.value.clamp(min=floor)
     value = problem.over_samples(value) if isinstance(bound.scope, Global) else value
