@@ -1171,9 +1171,9 @@ MODULES = (
     ),
     Fault(
         "a-factor-of-Gemm-dropped",
-        "network/onnx_nodes.py",
-        'product = linear(node, context, value, scale(node.attribute("alpha", 1.0), Dense(W)))',
-        "product = linear(node, context, value, scale(1.0, Dense(W)))",
+        "network/onnx_operators.py",
+        'product = _scaled(_matmul(given, left, right), node.attribute("alpha", 1.0))',
+        "product = _matmul(given, left, right)",
         ("tests/network/test_onnx.py",),
         "values",
         "A matrix of an ONNX file loses its factor.",

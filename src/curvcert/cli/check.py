@@ -48,6 +48,7 @@ def check_command(
     input_shape: options.InputShape = None,
     split: options.Split = "test",
     data_folder: options.DataFolder = None,
+    labels: options.Labels = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -71,7 +72,7 @@ def check_command(
     """
     output = Output(json, quiet)
     samples = len(load_certificate(file))
-    inputs = load_inputs(data, split, data_folder, samples)
+    inputs = load_inputs(data, split, data_folder, samples, labels)
     if len(inputs) < samples:
         raise InvalidInput(f"{file} is about {samples} samples, {inputs.name} has {len(inputs)}. Give the same data.")
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from curvcert.activations import Activation, derivative_range
 from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
+from curvcert.budget import checkpoint
 from curvcert.network.network import Network
 from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, ProductNode
 from curvcert.network.rewriting.chain import Chain
@@ -101,6 +102,7 @@ class _Evaluating(AbstractForward[Computed]):
         self._norms = norms
 
     def affine(self, node: AffineNode, values: Sequence[Computed]) -> Computed:
+        checkpoint()
         total, error = torch.zeros_like(node.offset), Upper(torch.zeros_like(node.offset))
         passed = Upper(values[0].value.new_zeros(len(values[0].value)))
         for term, x in zip(node.terms, values, strict=True):

@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.base import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import absolute_norm_upper_bound, rounding_length
 from curvcert.operators.rows import basis_vectors
@@ -53,6 +54,7 @@ class ChainMatrix:
 
         With K roundings in a stage its error is at most :math:`\|A\|_2 e + \gamma_K \||A|\|_2 \|M\|_F`.
         """
+        checkpoint()
         size, length = norm_upper_bound_of_vectors(self.matrix.flatten(), 2, 0), rounding_length(factor)
         # What underflows is off by less than the least float, once per rounding.
         local = Upper(size) * absolute(factor) * gamma(length) + length * len(self.matrix) * factor.in_size * TINY
@@ -121,6 +123,7 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
     matrix = torch.empty(op.out_size, op.in_size, dtype=op.dtype, device=op.device)
     squares = torch.zeros(len(stages), dtype=op.dtype, device=op.device)
     for start in range(0, op.in_size, chunk):
+        checkpoint()
         stop = min(start + chunk, op.in_size)
         P = basis_vectors(op.in_shape, start, stop, op)
         for k, stage in enumerate(stages):

@@ -62,6 +62,9 @@ _POWERS = 8
 _CHUNK_ELEMENTS = 2**24
 """Numbers of one value's tangents that are in hand at a time, on a processor."""
 
+_CHUNK_AT_MOST = 2**28
+"""The same on an accelerator, so that several processes can share it: larger ones are no faster."""
+
 _SQUARINGS = 3
 """Of Gram matrices, where their norms are bounded: what is left is a few percent."""
 
@@ -141,7 +144,8 @@ class Expansion:
     def parts(self) -> Sequence[slice]:
         """Return ranges of input coordinates whose tangents fit into memory."""
         widest = max(math.prod(node.shape) for node in self.facts.network.nodes)
-        step = max(1, min(self.inputs, spare_elements(self.device, _CHUNK_ELEMENTS) // (4 * widest)))
+        spare = min(spare_elements(self.device, _CHUNK_ELEMENTS), _CHUNK_AT_MOST)
+        step = max(1, min(self.inputs, spare // (4 * widest)))
         return [slice(start, min(start + step, self.inputs)) for start in range(0, self.inputs, step)]
 
     @property

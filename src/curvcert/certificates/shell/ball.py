@@ -23,6 +23,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.shell.centre import AtAffine, AtBent, AtCentre, Jacobian
 from curvcert.certificates.shell.layers import Layer
 from curvcert.certificates.shell.norms import stepped, vector_norms
@@ -122,6 +123,7 @@ def _stacked(fronts: list[_State], p: float) -> _State:
 
 
 def _bent_step(at: AtBent, fronts: list[_State], t: Tensor, last: bool) -> tuple[BentBall, _State]:
+    checkpoint()
     layer, front, J, activation = at.layer, _stacked(fronts, at.layer.p), at.jacobian, at.block.activation
     moved = _moved(at, fronts, front, t)
     z = Reach(at.z, moved.d, moved.d)

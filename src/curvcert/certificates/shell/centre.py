@@ -28,6 +28,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.shell.layers import Layer, Layers, Root
 from curvcert.certificates.shell.norms import FLOOR, STEP, congruent_eigenvalues, frobenius_norms, spectral_norms
 from curvcert.errors import UnsupportedModule
@@ -256,6 +257,7 @@ class _Product:
         return _Product(x.new_ones(len(x)), x.new_zeros(len(x)), x.new_ones(()))
 
     def through(self, layer: Layer, slopes: Slopes, steepness: Tensor) -> "_Product":
+        checkpoint()
         low, high = slopes.lower.amin(dim=1), slopes.upper.amax(dim=1)
         middle = (low + high) / 2
         half = torch.maximum(high - middle, middle - low)
