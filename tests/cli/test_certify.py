@@ -51,6 +51,17 @@ def test_what_is_required_decides_the_status(folder: Path, run: Runner) -> None:
     assert (short.status, short.out.splitlines()[-1][:24]) == (1, "Required 1@1: MISSED, 0.")
 
 
+def test_a_budget_is_kept_and_told(folder: Path, run: Runner) -> None:
+    words = ("certify", "nets:small", "digits", "--samples", 70, "--no-report", "--out", folder / "short")
+    ran = run(*words, "--budget", "1e-6")
+    assert ran.status == 0, ran.err
+    cert = load_certificate(folder / "short" / "certificate.safetensors")
+    assert cert.steps is not None and cert.steps.tolist() == [1] * 70
+    assert bool((cert.radius[cert.correct] > 0).all())
+    assert any("budget" in note for note in cert.notes)
+    assert run(*words, "--budget", "0").status == 2
+
+
 def test_a_requirement_that_attacks_refute_says_so() -> None:
     certificate = curvcert.certify(
         curvcert.trace(load_demo_network(), torch.zeros(1, 1, 8, 8)), *digits(4), method="product"

@@ -94,6 +94,8 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
     arrays |= {"L": evidence.L.numpy(), "K": evidence.K.numpy(), "K_used": evidence.K_used.numpy()}
     arrays |= {f"{_RADII}{name}": value.numpy() for name, value in saved["radii"].items()}
     arrays |= {name: saved[name].numpy() for name in ("witness_index", "witness_points")}
+    if saved["steps"] is not None:
+        arrays["steps"] = saved["steps"].numpy()
     if saved["box"] is not None:
         arrays["box"] = saved["box"].to_array().numpy()
     header = {
@@ -197,6 +199,7 @@ def _require_arrays(path: Path | str, arrays: Arrays, n: int, classes: int, in_s
     expected |= {name: ("<f8", (n,)) for name in radii}
     shown = len(arrays["witness_index"].reshape(-1)) if "witness_index" in arrays else 0
     expected |= {"witness_index": ("<i8", (shown,)), "witness_points": ("<f8", (shown, *in_shape))}
+    expected |= {"steps": ("<i8", (n,))} if "steps" in arrays else {}
     if "box" in arrays:
         shapes = [(2,), (2, *in_shape), (2, n, *in_shape)]
         expected["box"] = ("<f8", arrays["box"].shape if arrays["box"].shape in shapes else shapes[1])
@@ -227,6 +230,8 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, bool(((codes >= 0) & (codes < len(header["methods"]))).all()), "a method has no name")
     for name in ("radius", "pair_radius", "attack_radius", "search_radius"):
         _require(path, bool((arrays[name] >= 0).all()), f"{name} has a negative entry or NaN")
+    if "steps" in arrays:
+        _require(path, bool((arrays["steps"] >= 0).all()), "a sample has fewer than no steps")
     for name in ("L", "K", "K_used", *(name for name in arrays if name.startswith(_RADII))):
         _require(path, not bool((arrays[name] < 0).any()), f"{name} has a negative entry")
     _require(path, not bool(np.isnan(arrays["margin"]).any()), "margin has a NaN")

@@ -138,11 +138,20 @@ def read_claims(path: Path | str) -> Claims:
         threshold=_threshold(content, classes),
         **numbers,
     )
-    known = {*_NUMBERS, *_OTHERS, *radii, *({"box"} if box else ())}
+    known = {*_NUMBERS, *_OTHERS, *radii, *({"box"} if box else ()), *_steps(content, n)}
     if set(content.arrays) != known:
         content.refuse(f"unknown arrays {sorted(set(content.arrays) - known)}")
     _require_consistency(content, claims, classes)
     return claims
+
+
+def _steps(content: Content, n: int) -> set[str]:
+    """Return the name of the array that tells how much of its work a budget allowed, if there is one: no claim."""
+    if "steps" not in content.arrays:
+        return set()
+    if bool((content.array("steps", "<i8", (n,)) < 0).any()):
+        content.refuse("a sample has fewer than no steps")
+    return {"steps"}
 
 
 def _box(content: Content, n: int, in_shape: tuple[int, ...]) -> tuple[Array, Array] | None:
