@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from curvcert.reporting import ReportData, render, report_data
+from curvcert.certificates import certify
+from curvcert.reporting import ReportData, compare, render, report_data
 from tests.browser import chromium, needs_chromium, sync_api
 from tests.reporting.cases import HOSTILE, Case, made_up
 
@@ -225,14 +227,7 @@ def test_light_and_dark_follow_the_system_and_the_button(browser: "sync_api.Brow
 
 
 def test_nothing_runs_over_the_edge(browser: "sync_api.Browser", path: Path) -> None:
-    for width, scheme in (
-        (320, "light"),
-        (390, "light"),
-        (390, "dark"),
-        (768, "dark"),
-        (1280, "light"),
-        (1280, "dark"),
-    ):
+    for width, scheme in ((320, "light"), *itertools.product((390, 768, 1280), ("light", "dark"))):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         opened = Opened(context.new_page(), path)
         opened.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -354,3 +349,16 @@ def test_without_scripts_the_numbers_are_still_there(browser: "sync_api.Browser"
     assert page.locator("noscript p").is_visible()
     assert not page.locator("#theme").is_visible()
     context.close()
+
+
+def test_two_certificates_side_by_side(browser: "sync_api.Browser", case: Case, tmp_path: Path) -> None:
+    weaker = certify(case.network, case.x, case.y, method="product", box=(0, 1))
+    path = tmp_path / "compare.html"
+    path.write_text(compare(case.certificate, weaker, HOSTILE[:2], [0.05]).page(), encoding="utf-8")
+    for width, scheme in itertools.product((390, 1280), ("light", "dark")):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        opened = Opened(context.new_page(), path)
+        assert opened.overflow() <= 0 and opened.complaints == [] and opened.requests == [path.as_uri()]
+        assert opened.page.locator("figure svg").count() == 2
+        assert opened.page.evaluate("typeof window.hacked") == "undefined"
+        context.close()

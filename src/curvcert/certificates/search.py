@@ -1,4 +1,4 @@
-"""Certificates beside what a search found: merged into one interval a sample, and told apart."""
+"""Certificates beside what a search found: merged into one interval per sample, and told apart."""
 
 from dataclasses import replace
 

@@ -152,7 +152,7 @@ def _result(
 
 
 def _may_be_a_formula(node: Node, args: list[Any]) -> bool:
-    """Tell whether a node ends what no rule covers: a product of values, or arithmetic with what has no expression."""
+    """Whether a node ends what no rule covers: a product of values, or arithmetic with what has no expression."""
     moving = sum(isinstance(arg, Value) for arg in args)
     return any(isinstance(arg, _Refused) for arg in args) or (moving > 1 and node.op not in ("Add", "Sub"))
 

@@ -184,6 +184,11 @@ def _ranges(certificate: Certificate, asked: Sequence[float]) -> tuple[Curves, .
     return tuple(found)
 
 
+def common_grid(certificates: Sequence[Certificate], asked: Sequence[float]) -> tuple[float, ...]:
+    """Return perturbations for the curves of several certificates, as far as the largest certified radius."""
+    return _grid(nice_ceiling(max(*(_largest(one.radius) for one in certificates), *asked)))
+
+
 def _grid(top: float) -> tuple[float, ...]:
     return tuple(float(f"{top * k / GRID:.6g}") for k in range(GRID + 1))
 

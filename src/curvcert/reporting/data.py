@@ -54,7 +54,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Samples:
-    """One entry a sample in every column; `predicted` and `runner_up` are None where they are not known."""
+    """One entry per sample in every column; `predicted` and `runner_up` are None where they are not known."""
 
     label: tuple[int, ...]
     predicted: tuple[int | None, ...]

@@ -59,7 +59,7 @@ def make_gallery(
 
     shape = tuple(x.shape[1:])
     form = f"{form_of(shape)}s of shape {' x '.join(map(str, shape))}, {low:.3g} drawn black and {high:.3g} white"
-    return Gallery(*(tuple(map(exhibit, chosen)) for chosen in (weakest, strongest, first)), form)
+    return Gallery(tuple(map(exhibit, weakest)), tuple(map(exhibit, strongest)), tuple(map(exhibit, first)), form)
 
 
 def _nearest_points(

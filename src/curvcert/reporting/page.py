@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from curvcert.errors import InvalidInput
@@ -35,7 +35,7 @@ MOST_TEXT = 4_000
 MOST_NAME = 80
 MOST_CONCLUSIONS = 4
 
-FILES = ("report.html", "report.css", "report.js")
+FILES = ("report.html", "report.css", "report.js", "axes.html", "compare.html")
 
 _CERTIFIED = ("radius", "lipschitz_radius", "curvature_radius", "local_radius")
 _FOUND = ("attack_radius", "search_radius")
@@ -91,9 +91,14 @@ def safe_json(value: Any) -> Markup:
 def _render_with(data: ReportData, rows: int, cap: int) -> str:
     """Render twice: the page states its own size, rounded up with room for the digits."""
     context = _context(data, rows) | {"cap_mb": f"{cap / 2**20:g}"}
-    template = _environment().get_template("report.html")
+    template = template_of("report.html")
     size = len(template.render(context, size_kb=0).encode()) + 16
     return template.render(context, size_kb=f"{math.ceil(size / 1024):,}")
+
+
+def template_of(name: str) -> Template:
+    """Return one of the templates."""
+    return _environment().get_template(name)
 
 
 @cache
