@@ -34,6 +34,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
@@ -283,6 +284,7 @@ class _Pass:
 
     def _bent(self, k: int, node: ElementwiseNode, form: Form, spread: Spread, farthest: Tensor) -> None:
         """Find what the parabolas of a node leave; the first time, find the parabolas."""
+        checkpoint()
         models, z = self._models, self._models.evaluation.values[node.source]
         if k in models.bends:
             bend = models.bends[k]
@@ -312,6 +314,7 @@ class _Slopes(AbstractBackward[Tensor | None]):
         return reduce(torch.add, known) if known else None
 
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        checkpoint()
         if value is None:
             return [None] * len(node.terms)
         self._pay(value, self._models.rounded.rounded_off[node])
