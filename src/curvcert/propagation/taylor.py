@@ -21,7 +21,7 @@ So a neuron's range needs three things, and so does a linear function of the out
 Each range is cut with that of linear relaxation before the next node is relaxed.  The slopes, the bends, J and M are
 made once, at one radius; they prove something at every radius, and most near that one.
 
-_Slopes and bends are those of the secants over a neuron's range: phi' and phi'' at the centre in their place lose a
+Slopes and bends are those of the secants over a neuron's range: phi' and phi'' at the centre in their place lose a
 tenth.
 """
 
@@ -34,6 +34,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
@@ -44,7 +45,7 @@ from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import Moved, NetworkFacts, cut
 from curvcert.propagation.regions import NormBall
 from curvcert.propagation.remainders import KNOTS, Bend, Spread, Tables, sampled, secant
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, total
 
 REACH = 8.0
 """How many times the radius that a model was made at it serves: rounding is bounded over that ball once."""
@@ -139,12 +140,11 @@ class TaylorModels:
         at = self.over(radius)
         within, linear = at.radius, at.linear
         best = linear.gather(1, self._curved)
-        fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
+        fixed = Upper(self._output.off) * within[:, None] + self._output.rounding
         curved = () if self._parabolas is None else self._parabolas.largest(within).split(best.shape[1], dim=1)
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
-            total = reduce(torch.add, parts, parabolas + fixed)
-            best = torch.fmin(best, inflate(total, gamma(len(parts) + 4)))
+            best = torch.fmin(best, total([fixed, parabolas, *parts]).bound)
         return torch.where((radius > self.most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
 
     def over(self, radius: Tensor) -> "Pass":
@@ -177,11 +177,11 @@ class TaylorModels:
         above, below = tables.at_knot(u, 0)
         for share in _SHARES:
             multiplier = share * typical
-            held = inflate(multiplier * (coupling.squares * t.square())[:, None], gamma(8))
+            held = Upper(multiplier) * (Upper(coupling.squares) * t * t)[:, None]
             more, less = tables.between(u, multiplier.unsqueeze(2) * ratio)
             above, below = (
-                torch.minimum(above, inflate(more + held, 0.0)),
-                torch.minimum(below, inflate(less + held, 0.0)),
+                torch.minimum(above, (held + more).bound),
+                torch.minimum(below, (held + less).bound),
             )
         return above, below
 
@@ -286,9 +286,10 @@ class Pass:
         linear = inflate(form.seen.steepest * t, 0.0)
         above, below = self._rest(form)
         # What is not a number, where ranges are infinite, says nothing.
-        fall = torch.fmin(moved.fall.flatten(1), inflate(linear + below, 0.0))
-        rise = torch.fmin(moved.rise.flatten(1), inflate(linear + above, 0.0))
-        high, low = (torch.fmin(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        steep = Upper(linear)
+        fall = torch.fmin(moved.fall.flatten(1), (steep + below).bound)
+        rise = torch.fmin(moved.rise.flatten(1), (steep + above).bound)
+        high, low = (torch.fmin(rest, (steep + side).bound) for rest, side in ((above, rise), (below, fall)))
         for k, node in enumerate(self._models.facts.network.nodes):
             if isinstance(node, ElementwiseNode) and node.source == value:
                 self._bent(k, node, form, Spread(linear, -low, high, fall, rise), torch.maximum(fall, rise))
@@ -298,14 +299,15 @@ class Pass:
         """Bound e, and its negative, for every neuron of a value."""
         t = self.radius[:, None]
         parts = [self._models.coupled(k, u, self.tables[k], self.radius) for k, u in form.sent.items()]
-        off, slack = form.off * t + form.rounding, gamma(len(parts) + 8)
-        above, below = (peak * t.square() + off for peak in (form.above, form.below))
+        off = Upper(form.off) * t + form.rounding
+        above, below = (Upper(peak) * t * t + off for peak in (form.above, form.below))
         for more, less in parts:
             above, below = above + more, below + less
-        return inflate(above, slack), inflate(below, slack)
+        return above.bound, below.bound
 
     def _bent(self, k: int, node: ElementwiseNode, form: Form, spread: Spread, farthest: Tensor) -> None:
         """Find what the parabolas of a node leave; the first time, find the parabolas."""
+        checkpoint()
         models, z = self._models, self._models.evaluation.values[node.source]
         if k in models.bends:
             bend = models.bends[k]
@@ -336,6 +338,7 @@ class _Slopes(AbstractBackward[Tensor | None]):
         return reduce(torch.add, known) if known else None
 
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        checkpoint()
         if value is None:
             return [None] * len(node.terms)
         self._pay(value, self._models.rounded.rounded_off[node].flatten(1).unsqueeze(1))

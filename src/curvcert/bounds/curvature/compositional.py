@@ -15,12 +15,14 @@ side alone is so of the last block: what is inside may bend either way.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
 from curvcert.bounds.lipschitz.block_constants import block_product
+from curvcert.bounds.lipschitz.growth import Growth
 from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
@@ -33,10 +35,18 @@ from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import Upper
 
 
-def compositional_bound(problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None = None) -> R:
-    """Bound the curvature of a network, block by block; `block_bounds` names those to choose from."""
+def compositional_bound(
+    problem: Problem,
+    norms: AbstractNorms[R],
+    block_bounds: Sequence[str] | None = None,
+    prefixes: Growth | None = None,
+) -> R:
+    """Bound the curvature of a network, block by block; `block_bounds` names those to choose from.
+
+    `prefixes` are the Lipschitz constants of values, by LipLT if there are none.
+    """
     problem.network.require_smooth()
-    found, per_layer = _recursion(problem, norms, block_bounds)
+    found, per_layer = _recursion(problem, norms, block_bounds, prefixes)
     method = "compositional" if block_bounds is None else f"compositional ({', '.join(block_bounds)})"
     value = problem.shaped(found[problem.network.units[-1].output])
     bound = norms.result(value, problem.p, problem.q, Global(), method, tuple(per_layer), problem.network.assumes)
@@ -49,15 +59,21 @@ def curvature_of_values(problem: Problem) -> dict[int, Tensor]:
 
 
 def _recursion(
-    problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None
+    problem: Problem, norms: AbstractNorms[R], block_bounds: Sequence[str] | None, prefixes: Growth | None = None
 ) -> tuple[dict[int, Tensor], list[LayerTerm]]:
-    prefixes, units = growth(problem, norms), problem.network.units
+    prefixes, units = growth(problem, norms) if prefixes is None else prefixes, problem.network.units
     found = {0: torch.zeros((), dtype=torch.float64, device=problem.network.device)}
     per_layer = []
     for unit in units:
         block, last = unit.block, unit is units[-1]
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
-        omega, name = last_or_inner_curvature(unit, problem, norms, block_bounds, last)
+        if last or norms is not problem.norms or block_bounds is not None:
+            omega, name = last_or_inner_curvature(unit, problem, norms, block_bounds, last)
+        else:  # the same from every side
+            omega, name = problem.once(
+                f"inner curvature {unit.output}",
+                partial(last_or_inner_curvature, unit, problem, problem.norms, None, False),
+            )
         before = [found[source] for source in unit.sources]
         grown = composed(unit, before, unit_lipschitz(unit, problem, norms, last), problem, last, norms)
         K = found[unit.output] = (Upper(omega) * L * L + grown).bound
