@@ -174,6 +174,24 @@ def test_data_of_your_own_with_names_and_a_normalisation(folder: Path, run: Runn
     assert [row.split(",")[1] for row in rows[1:]] == ["abcdefghij"[k] for k in y.tolist()]
 
 
+def test_one_output_and_a_threshold(folder: Path, run: Runner) -> None:
+    (folder / "scores.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().eval()\n"
+    )
+    x = np.random.default_rng(0).standard_normal((6, 3))
+    write_npz(folder / "data.npz", x, np.array([0, 1] * 3))
+    ran = run("certify", "scores:make", "data.npz", "--out", "out")
+    assert ran.status == 2 and "--threshold 0" in ran.err
+    words = ("--threshold", -0.1, "--method", "liplt", "--no-search")
+    assert run("certify", "scores:make", "data.npz", *words, "--out", "out").status == 0
+    assert "threshold -0.1" in (folder / "out" / "report.html").read_text()
+    assert load_certificate(folder / "out" / "certificate.safetensors").threshold == -0.1
+    for model in ("out/network.safetensors", "scores:make"):
+        ran = run("check", "out/certificate.safetensors", model, "data.npz")
+        assert (ran.status, "The certificate holds" in ran.out) == (0, True), ran.out
+
+
 @pytest.mark.slow
 def test_a_check_proves_refuses_and_says_so_by_its_status(folder: Path, run: Runner) -> None:
     assert run("certify", DEMO, "digits", *QUICK, "--quiet", "--out", "out").status == 0

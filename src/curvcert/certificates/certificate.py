@@ -57,6 +57,7 @@ class Certificate:
             infinite: no valid input is misclassified, however far.
         notes: what was chosen and what was skipped, and why.
         steps: with a budget, how many steps of the plan were done for each sample; None where all were.
+        threshold: for a network of one output, above which its label is 1; None for any other.
         evidence: what an independent checker needs beside the radii: digests and constants.
     """
 
@@ -81,6 +82,7 @@ class Certificate:
     evidence: Evidence | None = None
     box: Box | None = None
     inside_box: bool = False
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.inside_box and self.box is None:

@@ -76,6 +76,7 @@ class Certifier:
     notes: tuple[str, ...]
     budget: Budget | None = None
     """The time for all of it, which began with the constants."""
+    threshold: float | None = None
 
     @property
     def network(self) -> Network:
@@ -148,6 +149,7 @@ def certify(
     device: torch.device | str | None = None,
     progress: bool | None = None,
     budget: float | Budget | None = None,
+    threshold: float | None = None,
 ) -> Certificate:
     r"""Certify how far each input can move, in the p-norm, before the class changes: provably.
 
@@ -177,6 +179,8 @@ def certify(
         budget: seconds for all of it: half of them at most for constants beyond the cheapest, the rest shared by the
             samples.  It cuts a fixed plan short, which goes from cheap to dear; `notes` and `steps` say where.  What
             is left depends on the machine, and is proven.
+        threshold: for a network of one output: label 1 is where the output is above it, label 0 where it is below; on
+            it the radius is 0.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -192,7 +196,7 @@ def certify(
     _require_labels_of_a_tensor(x, y)
     if isinstance(network, nn.Module):
         network, x = _traced(network, x)
-    ready = certifier(network, p, method, box, inside_box, epsilons, device, progress, limit)
+    ready = certifier(network, p, method, box, inside_box, epsilons, device, progress, limit, threshold)
     return ready(x, y, batch_size, progress)
 
 
@@ -248,6 +252,7 @@ def certifier(
     device: torch.device | str | None = None,
     progress: bool | None = None,
     budget: float | Budget | None = None,
+    threshold: float | None = None,
 ) -> Certifier:
     """Compute what certificates of a network need, once, for many calls; the arguments are those of `certify`.
 
@@ -261,8 +266,12 @@ def certifier(
         raise InvalidInput(
             f"certify expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, example)."
         )
+    network = network.decided(threshold)
     if network.outputs < 2:
-        raise InvalidInput("certify needs at least two classes, this network has one output. Use curvcert.lipschitz.")
+        raise InvalidInput(
+            "certify needs at least two classes, this network has one output. Say where it decides, "
+            "certify(..., threshold=0.0), for the labels 0 (below) and 1 (above)."
+        )
     if sum(size > 1 for size in network.out_shape) > 1:
         raise InvalidInput(
             f"certify expects one logit per class, got outputs of shape {network.out_shape}. End the model with a "
@@ -287,10 +296,12 @@ def certifier(
     constants = ", ".join(name for name in question.constants.names if name) or "no constants"
     _LOG.info("bounded the network in %.1f s: %s", time.monotonic() - started, constants)
     only = None if chosen is None or wanted else chosen.way
-    notes = (*simpler, *question.constants.notes, *notes)
+    decides = () if network.threshold is None else (_DECIDES.format(network.threshold),)
+    notes = (*simpler, *decides, *question.constants.notes, *notes)
     for note in notes:
         _LOG.info("%s", note)
-    return Certifier(question, plan, only, within, inside_box, describable_digest(network), notes, limit)
+    digest, decides_at = describable_digest(network), network.threshold
+    return Certifier(question, plan, only, within, inside_box, digest, notes, limit, decides_at)
 
 
 def _asked(
@@ -318,6 +329,10 @@ def _asked(
 _SIMPLER = (
     "The network ends in a softmax or a normalisation, which changes no class: certified, named and saved is the "
     "network without it (net.classified)."
+)
+
+_DECIDES = (
+    "One output: label 1 is where it is above the threshold {!r}, label 0 where it is below; on it the radius is 0."
 )
 
 _BEST = Tables("auto", "auto", required=False)
@@ -549,4 +564,5 @@ def _assembled(request: Certifier, samples: Samples, attack: Tensor, witness: Te
         p=question.p,
         assumes=question.network.assumes,
         notes=request.notes,
+        threshold=request.threshold,
     )

@@ -112,6 +112,7 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
         "assumes": list(saved["assumes"]),
         "notes": list(saved["notes"]),
         "inside_box": saved["inside_box"],
+        **({} if saved["threshold"] is None else {"threshold": saved["threshold"]}),
     }
     return write_tensor_file(path, KIND, VERSION, header, arrays)
 
@@ -144,6 +145,7 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
         "assumes": tuple(header["assumes"]),
         "notes": tuple(header["notes"]),
         "inside_box": header["inside_box"],
+        "threshold": header.get("threshold"),
         "box": None if box is None else Box(box[0], box[1], box.dim() == 2 + len(header["in_shape"])),
         "evidence": Evidence(header["network"], inputs, L, K, names, made_by, K_used, SLACK),
     }
@@ -155,7 +157,12 @@ def _require(path: Path | str, holds: bool, what: str) -> None:
 
 
 def _require_header(path: Path | str, header: dict[str, Any]) -> None:
-    _require(path, set(header) == _HEADER, f"missing or unknown header fields: {sorted(set(header) ^ _HEADER)}")
+    known = _HEADER | ({"threshold"} & set(header))
+    _require(path, set(header) == known, f"missing or unknown header fields: {sorted(set(header) ^ known)}")
+    threshold = header.get("threshold", 0.0)
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
+    _require(path, number, "its threshold is not a finite number")
+    _require(path, "threshold" not in header or header["classes"] == 2, "it has a threshold, and not two classes")
     counts = [header["samples"], header["classes"], *_list(header["in_shape"])]
     whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31 for count in counts)
     _require(path, whole and isinstance(header["in_shape"], list), "its sizes are not positive whole numbers")

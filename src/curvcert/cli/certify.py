@@ -104,6 +104,13 @@ def certify_command(
             help="Prove the part of each ball that lies inside --box alone.",
         ),
     ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=options.CLAIM,
+            help="For a model of one output: label 1 is where the output is above it, label 0 where it is below.",
+        ),
+    ] = None,
     normalise: options.Normalise = None,
     weights: options.Weights = None,
     evaluate: options.Evaluate = False,
@@ -192,6 +199,7 @@ def certify_command(
     names = None if class_names is None else [name.strip() for name in class_names.split(",")]
     inputs = load_inputs(data, split, data_folder, samples, labels)
     network = load_network(ModelChoice(model, weights, normalise, input_shape, evaluate), inputs.shape)
+    network = network.decided(threshold)
     require_fit(network, inputs)
     if names is None and len(inputs.class_names) == network.outputs:
         names = list(inputs.class_names)

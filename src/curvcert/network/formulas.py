@@ -187,7 +187,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _same(left: Polynomial, right: Polynomial) -> bool:
-    """Tell whether two polynomials have the same monomials with nearly the same coefficients, all the way down."""
+    """Whether two polynomials have the same monomials with nearly the same coefficients, all the way down."""
     return _paired(list(left), list(right), lambda a, b: _near(a[1], b[1]) and _paired(list(a[0]), list(b[0]), _factor))
 
 
@@ -198,7 +198,7 @@ def _factor(left: Any, right: Any) -> bool:
 
 
 def _paired(left: list[Any], right: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Tell whether each item of one list has its own partner in the other."""
+    """Whether each item of one list has its own partner in the other."""
     if len(left) != len(right):
         return False
     for item in left:

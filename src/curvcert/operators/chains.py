@@ -56,7 +56,7 @@ class ChainMatrix:
         """
         checkpoint()
         size, length = norm_upper_bound_of_vectors(self.matrix.flatten(), 2, 0), rounding_length(factor)
-        # What underflows is off by less than the least float, once a rounding.
+        # What underflows is off by less than the least float, once per rounding.
         local = Upper(size) * absolute(factor) * gamma(length) + length * len(self.matrix) * factor.in_size * TINY
         rows = factor.adjoint(self.matrix.reshape(-1, *factor.out_shape)).flatten(1)
         return ChainMatrix((*self.factors, factor), rows, (Upper(self.error) * norm(factor) + local).bound)
@@ -130,7 +130,7 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
             squares[k] += P.square().sum()
             P = stage.apply(P)
         matrix[:, start:stop] = P.flatten(1).mT
-    # What underflows is off by less than the least float, once a rounding.
+    # What underflows is off by less than the least float, once per rounding.
     sizes = (Upper(squares, op.in_size * widest) + op.in_size * widest * TINY).root()
     error = Upper(torch.zeros((), dtype=op.dtype, device=op.device))
     for k, stage in enumerate(stages):

@@ -18,9 +18,9 @@ from curvcert.norms import conjugate, validate_p
 from curvcert.operators import chains, fourier, khatri_rao
 from curvcert.operators.base import (
     AbstractLinearMap,
+    AbstractPart,
+    AbstractReordering,
     Composition,
-    Identity,
-    Reshape,
     Scaled,
     Sum,
     Transposed,
@@ -320,7 +320,7 @@ def spectral_norm_upper_bound(op: AbstractLinearMap, norms: NormBounds) -> Measu
     )
 
 
-@spectral_norm_upper_bound.register(Identity | Reshape)
+@spectral_norm_upper_bound.register(AbstractPart)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
@@ -405,9 +405,9 @@ def _(op: Composition, norms: NormBounds) -> Measured:
 
 def _without_reordering_ends(factors: tuple[AbstractLinearMap, ...]) -> tuple[AbstractLinearMap, ...]:
     """Return a product's factors but those at its ends that only reorder coordinates: its norm is the same."""
-    while len(factors) > 1 and factors[0].reorders:
+    while len(factors) > 1 and isinstance(factors[0], AbstractReordering):
         factors = factors[1:]
-    while len(factors) > 1 and factors[-1].reorders:
+    while len(factors) > 1 and isinstance(factors[-1], AbstractReordering):
         factors = factors[:-1]
     return factors
 

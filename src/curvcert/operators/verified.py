@@ -28,7 +28,7 @@ _DIRECT_SIZE = 1500
 """Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
 
 _BATCHED_DIRECT_SIZE = 256
-"""The same for a batch with one bound a matrix."""
+"""The same for a batch with one bound per matrix."""
 
 _SMALL_SIZE = 32
 """The same for a batch on an accelerator: its solvers take larger ones one by one."""

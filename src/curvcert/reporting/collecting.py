@@ -70,6 +70,7 @@ def report_data(
     (4, 4, (4,))
     """
     certificate = certificate.cpu()
+    network = None if network is None else network.decided(certificate.threshold)
     x = _inputs(certificate, network, x)
     _require_same_labels(certificate, y)
     classes = _class_names(certificate, class_names)
