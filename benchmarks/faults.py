@@ -26,6 +26,7 @@ CHECKER_RELAXATION = "tests/checker/test_relaxation.py"
 OUTPUTS = "tests/bounds/test_outputs.py"
 COORDINATES = "tests/propagation/test_coordinates.py"
 RELAXED = "tests/propagation/test_linear_relaxation.py"
+OPTIMISED = "tests/propagation/test_optimised.py"
 REMAINDERS = "tests/propagation/test_remainders.py"
 TAYLOR = "tests/propagation/test_taylor.py"
 
@@ -796,6 +797,24 @@ RELAXATIONS = (
         (TAYLOR,),
         "no_ascent",
         "A margin is taken for its parabola.",
+    ),
+    Fault(
+        "halves-of-own-numbers-a-tenth-short",
+        "propagation/optimised.py",
+        "half = inflate(torch.maximum(spread.high - centre, centre - spread.low), 8 * UNIT_ROUNDOFF) + TINY",
+        "half = 0.9 * torch.maximum(spread.high - centre, centre - spread.low)",
+        (OPTIMISED,),
+        "what_is_split",
+        "With numbers found by descent, neurons are taken to be nearer to their linear parts than they are.",
+    ),
+    Fault(
+        "own-numbers-without-what-is-between",
+        "propagation/optimised.py",
+        "inflate(bow.clamp(min=0) * self.bow, 8 * UNIT_ROUNDOFF)",
+        "0.0 * bow",
+        (OPTIMISED,),
+        "between_nodes",
+        "With numbers found by descent, an activation exceeds what it costs between two nodes of the grid.",
     ),
     Fault(
         "lines-of-the-checker-that-cost-a-tenth-less",
