@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGING := pyproject.toml constraints.txt
 DEV_EXTRAS := attack,check,data,dev,docs,onnx,tensorboard
+PROSE := $(wildcard *.md) benchmarks docs examples notebooks scripts src
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
 # Each worker takes neighbouring tests, which share what a module or a cache holds.
@@ -31,6 +32,8 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell $(PROSE) tests
+	$(BIN)/python scripts/prose.py $(PROSE)
 
 pytest: $(VENV)/.dev-installed
 	$(PYTEST) --durations 20 --durations-min 2
