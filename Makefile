@@ -68,6 +68,7 @@ figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.curvature_tightness --plots
 	$(BIN)/python -m benchmarks.certificate_pictures
 	$(BIN)/python -m benchmarks.radii_pictures
+	$(BIN)/python -m benchmarks.laptop --plot
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
 	$(BIN)/python -m benchmarks figures
