@@ -129,14 +129,18 @@ def applying(methods: Iterable[M], problem: Problem, local: str) -> list[M]:
     return [method for method in methods if method.name == local]
 
 
-Step = tuple[str, Callable[[], Bound]]
-"""The name of a method, and how it is run."""
+Step = tuple[str, Callable[[], Bound | None]]
+"""The name of a method, and how it is run: None where it cannot be the best."""
 
 
 def steps(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Step]:
-    """Return a step for every method that applies and may be the best, in the table's order: the cheapest first."""
+    """Return a step for every method that applies, in the table's order: the cheapest first."""
     applying = [method for method in methods if method.reason_to_skip(problem) is None]
-    return [(method.name, partial(run, method, problem, floor)) for method in applying if method.can_win(problem)]
+    return [(method.name, partial(_run_if_it_can_win, method, problem, floor)) for method in applying]
+
+
+def _run_if_it_can_win(method: AbstractMethod, problem: Problem, floor: float) -> Bound | None:
+    return run(method, problem, floor) if method.can_win(problem) else None
 
 
 def within(budget: Budget | None, plan: Sequence[Step]) -> tuple[list[Bound], tuple[str, ...]]:
@@ -145,7 +149,8 @@ def within(budget: Budget | None, plan: Sequence[Step]) -> tuple[list[Bound], tu
     for k, (name, work) in enumerate(plan):
         try:
             with at_work(name), nullcontext() if budget is None or k == 0 else budget.limits():
-                found.append(work())
+                bound = work()
+                found += [] if bound is None else [bound]
         except OutOfTime:
             if budget is None or k == 0:
                 raise  # a budget around this one is spent
