@@ -56,6 +56,8 @@ class Certificate:
         inside_box: whether radii are about the cut of the ball with the box alone.  One that holds all of the box is
             infinite: no valid input is misclassified, however far.
         notes: what was chosen and what was skipped, and why.
+        steps: with a budget, how many steps of the plan were done for each sample; None where all were.
+        threshold: for a network of one output, above which its label is 1; None for any other.
         evidence: what an independent checker needs beside the radii: digests and constants.
     """
 
@@ -76,9 +78,11 @@ class Certificate:
     p: float
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    steps: Tensor | None = None
     evidence: Evidence | None = None
     box: Box | None = None
     inside_box: bool = False
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.inside_box and self.box is None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from curvcert._version import __version__
 from curvcert.attacks import Attack
+from curvcert.budget import budget_of
 from curvcert.certificates import Certificate, Certifier, certifier, with_search
 from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
@@ -103,6 +104,13 @@ def certify_command(
             help="Prove the part of each ball that lies inside --box alone.",
         ),
     ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=options.CLAIM,
+            help="For a model of one output: label 1 is where the output is above it, label 0 where it is below.",
+        ),
+    ] = None,
     normalise: options.Normalise = None,
     weights: options.Weights = None,
     evaluate: options.Evaluate = False,
@@ -133,6 +141,7 @@ def certify_command(
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel=options.RUN, min=1, help="Samples at a time; chosen by default.")
     ] = None,
+    budget: options.Budget = None,
     part_size: Annotated[
         int, typer.Option(rich_help_panel=options.RUN, min=1, help="Samples between two savings.")
     ] = 64,
@@ -190,12 +199,16 @@ def certify_command(
     names = None if class_names is None else [name.strip() for name in class_names.split(",")]
     inputs = load_inputs(data, split, data_folder, samples, labels)
     network = load_network(ModelChoice(model, weights, normalise, input_shape, evaluate), inputs.shape)
+    network = network.decided(threshold)
     require_fit(network, inputs)
     if names is None and len(inputs.class_names) == network.outputs:
         names = list(inputs.class_names)
     if names is not None and len(names) != network.outputs:
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
-    request = Request(validate_p(p), method, epsilons, box, inside_box, attack if search else None, seed, batch_size)
+    limit = budget_of(budget)
+    # A search proves nothing: what time there is goes to the proofs.
+    searched_by = attack if search and limit is None else None
+    request = Request(validate_p(p), method, epsilons, box, inside_box, searched_by, seed, batch_size, budget)
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
@@ -207,13 +220,17 @@ def certify_command(
         if place.is_first:
             output.notice("Bounding the network ...")
         shown = None if place.is_first and not quiet else False
-        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown)
+        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown, limit)
+
+    def compute(part: slice) -> Found:
+        later = sum(one.stop - one.start for one in parts if one.start > part.start) // place.size
+        return certified(ready(), inputs.x[part], inputs.y[part], request, later)
 
     # One run in a folder; the other ranks of this one write below the lock of the first.
     with locked(out, "curvcert certify") if place.is_first else nullcontext():
         try:
             with shares.opened(resume or place.restarted):
-                found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
+                found = shares.certify(compute)
         except KeyboardInterrupt:
             if place.is_first:
                 done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
@@ -248,7 +265,7 @@ def certify_command(
                     command=shlex.join(["curvcert", *sys.argv[1:]]),
                     epsilons=epsilons,
                     searches=() if points is None else (points,),
-                    seeds={attack: seed} if search else None,
+                    seeds={attack: seed} if searched_by else None,
                     required=[Required(one.verdict(certificate), one.is_met(certificate)) for one in required],
                     check=_command_of_check(files, data, split, data_folder, labels),
                 )
@@ -277,6 +294,7 @@ class Request:
     attack: str | None
     seed: int
     batch_size: int | None
+    budget: float | None = None
 
     def require_searchable(self) -> None:
         """Raise where the search does not cover what is asked."""
@@ -302,14 +320,14 @@ class Request:
             "box": self.box,
             "inside_box": self.inside_box,
             "search": {**search, "seed": self.seed} if self.attack else None,
-        }
+        } | ({} if self.budget is None else {"budget": self.budget})
         digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 
-def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> Found:
-    """Certify samples and search beside it."""
-    certificate = ready(x, y, request.batch_size, progress=False)
+def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request, later: int) -> Found:
+    """Certify samples and search beside it; `later` ones share what is left of a budget."""
+    certificate = ready(x, y, request.batch_size, progress=False, later=later)
     if request.attack is None:
         return certificate, None
     here = x.to(ready.network.device)

@@ -89,7 +89,10 @@ def require_fit(network: Network, inputs: Inputs, labels: bool = True) -> None:
             "Reshape x, or choose the data that the model was made for."
         )
     if labels and network.outputs < 2:
-        raise InvalidInput("A certificate needs at least two classes, this model has one output. Try curvcert bound.")
+        raise InvalidInput(
+            "A certificate needs at least two classes, this model has one output. Say where it decides, such as "
+            "--threshold 0, for the labels 0 (below) and 1 (above); or try curvcert bound."
+        )
     if labels and int(inputs.y.max()) >= network.outputs:
         raise InvalidInput(
             f"Labels lie in 0 .. {network.outputs - 1} for this model, {inputs.name} has {int(inputs.y.min())} .. "

@@ -95,6 +95,14 @@ Json = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="No tables, no progress: the result alone.")
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=RUN,
+        metavar="SECONDS",
+        help="Stop after so long with what is proven by then, at least the cheapest bounds; there is no search then.",
+    ),
+]
 
 
 def budget_share(output: Output) -> float:

@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.base import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import absolute_norm_upper_bound, rounding_length
 from curvcert.operators.rows import basis_vectors
@@ -53,8 +54,9 @@ class ChainMatrix:
 
         With K roundings in a stage its error is at most :math:`\|A\|_2 e + \gamma_K \||A|\|_2 \|M\|_F`.
         """
+        checkpoint()
         size, length = norm_upper_bound_of_vectors(self.matrix.flatten(), 2, 0), rounding_length(factor)
-        # What underflows is off by less than the least float, once a rounding.
+        # What underflows is off by less than the least float, once per rounding.
         local = Upper(size) * absolute(factor) * gamma(length) + length * len(self.matrix) * factor.in_size * TINY
         rows = factor.adjoint(self.matrix.reshape(-1, *factor.out_shape)).flatten(1)
         return ChainMatrix((*self.factors, factor), rows, (Upper(self.error) * norm(factor) + local).bound)
@@ -121,13 +123,14 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
     matrix = torch.empty(op.out_size, op.in_size, dtype=op.dtype, device=op.device)
     squares = torch.zeros(len(stages), dtype=op.dtype, device=op.device)
     for start in range(0, op.in_size, chunk):
+        checkpoint()
         stop = min(start + chunk, op.in_size)
         P = basis_vectors(op.in_shape, start, stop, op)
         for k, stage in enumerate(stages):
             squares[k] += P.square().sum()
             P = stage.apply(P)
         matrix[:, start:stop] = P.flatten(1).mT
-    # What underflows is off by less than the least float, once a rounding.
+    # What underflows is off by less than the least float, once per rounding.
     sizes = (Upper(squares, op.in_size * widest) + op.in_size * widest * TINY).root()
     error = Upper(torch.zeros((), dtype=op.dtype, device=op.device))
     for k, stage in enumerate(stages):

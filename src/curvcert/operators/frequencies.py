@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.conv import Pair
 from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.operators.planes import Circles, Use, Value, total_strides
@@ -123,6 +124,7 @@ class Frequencies:
         states = {start: first or self._identity(self._values[start].shape[0])}
         yield start, states[start]
         for k in range(start + 1, len(self._values)):
+            checkpoint()
             value = self._values[k]
             slope = 1.0 if value.slopes is None else value.slopes.mu
             images = [self._image(states[use.source], use, slope, start) for use in value.uses if use.source in states]

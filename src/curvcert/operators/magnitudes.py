@@ -15,9 +15,9 @@ from torch import Tensor
 from curvcert.errors import UnsupportedOperator
 from curvcert.operators.base import (
     AbstractLinearMap,
+    AbstractPart,
+    AbstractSelection,
     Composition,
-    Identity,
-    Reshape,
     Scaled,
     Sum,
     Transposed,
@@ -45,7 +45,7 @@ def _(op: Dense | Conv2d | Diagonal) -> AbstractLinearMap:
     return replace(op, weight=op.weight.abs())
 
 
-@magnitude.register(Identity | Zero | Reshape | AveragePool2d)
+@magnitude.register(AbstractSelection | Zero | AveragePool2d)
 def _(op: AbstractLinearMap) -> AbstractLinearMap:
     return op
 
@@ -104,7 +104,7 @@ def _(op: AveragePool2d) -> int:
     return math.prod(op.kernel_size) + 2
 
 
-@rounding_length.register(Identity | Zero | Reshape)
+@rounding_length.register(AbstractPart | Zero)
 def _(op: AbstractLinearMap) -> int:
     return 0
 

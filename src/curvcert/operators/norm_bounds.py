@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.types import Bound, LayerTerm, Scope
+from curvcert.budget import checkpoint
 from curvcert.errors import InvalidInput, OutOfRange, UnsupportedOperator
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import chains, fourier, khatri_rao
 from curvcert.operators.base import (
     AbstractLinearMap,
+    AbstractPart,
+    AbstractReordering,
     Composition,
-    Identity,
-    Reshape,
     Scaled,
     Sum,
     Transposed,
@@ -34,6 +35,7 @@ from curvcert.operators.dense import Dense
 from curvcert.operators.images import GRAM_SIZE as IMAGE_GRAM_SIZE
 from curvcert.operators.images import large_norm_upper_bound
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
+from curvcert.operators.lanczos import glimpsed_norm
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
 from curvcert.operators.norm_rule import AbstractNorms
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
@@ -121,6 +123,7 @@ class NormBounds(AbstractNorms[Bound]):
         if self._beside is not None and key in self._beside._known:
             return self._beside._known[key][1]
         if key not in self._known:
+            checkpoint()
             self._require_usable(op)
             # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
             with torch.no_grad():
@@ -172,6 +175,10 @@ class NormBounds(AbstractNorms[Bound]):
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Bound the p -> q norm of a map, as a plain number."""
         return self.bound(op, p, q).value
+
+    def may_be_below(self, op: AbstractLinearMap, size: Tensor) -> bool:
+        """Whether it is worth while to bound a 2 -> 2 norm that only counts below a size: no growth reaches that."""
+        return (structure(op), 2.0, 2.0) in self._known or bool(glimpsed_norm(_in_float64(op)) < size)
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Bound the r-norms of the rows of a map."""
@@ -313,7 +320,7 @@ def spectral_norm_upper_bound(op: AbstractLinearMap, norms: NormBounds) -> Measu
     )
 
 
-@spectral_norm_upper_bound.register(Identity | Reshape)
+@spectral_norm_upper_bound.register(AbstractPart)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
@@ -398,9 +405,9 @@ def _(op: Composition, norms: NormBounds) -> Measured:
 
 def _without_reordering_ends(factors: tuple[AbstractLinearMap, ...]) -> tuple[AbstractLinearMap, ...]:
     """Return a product's factors but those at its ends that only reorder coordinates: its norm is the same."""
-    while len(factors) > 1 and factors[0].reorders:
+    while len(factors) > 1 and isinstance(factors[0], AbstractReordering):
         factors = factors[1:]
-    while len(factors) > 1 and factors[-1].reorders:
+    while len(factors) > 1 and isinstance(factors[-1], AbstractReordering):
         factors = factors[:-1]
     return factors
 

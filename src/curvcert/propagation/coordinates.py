@@ -203,6 +203,19 @@ class Coordinates:
             above = torch.minimum(above, self._by_rows(M.full, M.error, weights, seen))
         return Separate(outer.steepest, above)
 
+    def farthest(self, linear: Tensor, M: "Matrices", t: Tensor) -> Tensor:
+        """Return about where in the ball parabolas are largest, (batch, rows, r): a guess.
+
+        Beside l2 that is where d'Md alone is.
+        """
+        e, V = torch.linalg.eigh(M.lower)
+        rho = (self.size * t)[:, None]
+        if self.p != 2:
+            top: Tensor = V[..., -1]
+            return rho.unsqueeze(2) * top
+        rotated = (V.mT @ linear.unsqueeze(3)).squeeze(3)
+        return InnerBalls(linear, M.lower, M.error, self.size, torch.zeros_like(M.error), e, V, rotated).point(rho)[1]
+
     def _by_rows(self, M: Tensor, error: Tensor, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         r"""Bound d'Md/2 over the unit ball with an S of each M's own, its rows' sums: where they matter, S is large.
 
@@ -288,10 +301,7 @@ class InnerBalls(AbstractParabolas):
     def largest(self, t: Tensor) -> Tensor:
         """Return the dual at nearly its best multiplier."""
         rho = (Upper(self.size) * t).bound[:, None]
-        multiplier = torch.maximum(self._multiplier(rho), self.least)
-        gap = multiplier.unsqueeze(2) - self.eigenvalues
-        v = (self.vectors @ (self.rotated / gap.clamp(min=TINY)).unsqueeze(3)).squeeze(3)
-        v = torch.where(v.isfinite(), v, 0.0)
+        multiplier, v = self.point(rho)
         Av = multiplier.unsqueeze(2) * v - (self.M @ v.unsqueeze(3)).squeeze(3)
         r, length = v.shape[2], Upper(norm_upper_bound_of_vectors(v, 2, 2))
         off = (lengths(self.M, -2, -1) + multiplier) * length * gamma(2 * r + 8)
@@ -300,6 +310,13 @@ class InnerBalls(AbstractParabolas):
         missed = Upper(norm_upper_bound_of_vectors(self.linear - Av, 2, 2), 1) + off
         rest = missed * rho + (Upper(multiplier) + self.error) * rho * rho / 2.0
         return (rest + Upper(curved, 1)).bound
+
+    def point(self, rho: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a multiplier that is large enough, and v: about where the maximum is, (batch, rows, r)."""
+        multiplier = torch.maximum(self._multiplier(rho), self.least)
+        gap = multiplier.unsqueeze(2) - self.eigenvalues
+        v = (self.vectors @ (self.rotated / gap.clamp(min=TINY)).unsqueeze(3)).squeeze(3)
+        return multiplier, torch.where(v.isfinite(), v, 0.0)
 
     def _multiplier(self, rho: Tensor) -> Tensor:
         """Guess the multiplier at which the maximum is on the sphere, in the coordinates of the eigenvectors."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import Evaluation
 from curvcert.network.rewriting.units import AbstractUnit
@@ -91,6 +92,7 @@ class Backward:
 
     def _sent(self, unit: AbstractUnit, behind: Covectors, exact: bool) -> list[Covectors] | None:
         """Return what a unit sends to each value that it reads, or None if it has no derivative."""
+        checkpoint()
         if unit.pools:
             return None
         if unit.terms:

@@ -23,6 +23,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network.evaluation import Evaluation
@@ -195,6 +196,7 @@ class _Covectors(AbstractBackward[Tensor | None]):
         return reduce(torch.add, known) if known else None
 
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        checkpoint()
         if value is None:
             return [None] * len(node.terms)
         off = self._relaxed.rounded_off[node]

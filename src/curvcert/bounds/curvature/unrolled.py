@@ -48,12 +48,13 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
     recursion_of_images,
 )
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
+from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm, Side
 from curvcert.network import Block
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
+from curvcert.progress import working_on
 from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import TINY, Upper, inflate, least, norm_upper_bound_of_vectors, total
 
@@ -76,11 +77,16 @@ CANDIDATES = (
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
-    per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
+    sides: tuple[Side, ...] = (problem.side,)
     if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
-        # In l2 the norm of a second derivative is the larger of its two sides.
-        sides = [_total(problem.seen_from(side)) for side in SIDES[1:]]
-        total = torch.minimum(total, torch.maximum(*sides))
+        # In l2 the norm of a second derivative is the larger of its two sides, and neither exceeds both together.
+        sides = SIDES[1:]
+    questions = [problem.seen_from(side) for side in sides]
+    total = torch.stack([_total(one) for one in questions]).amax(dim=0)
+    per_layer = tuple(
+        replace(one, value=torch.stack([terms[hidden].value for terms in map(unrolled_terms, questions)]).amax(dim=0))
+        for hidden, one in unrolled_terms(questions[0]).items()
+    )
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
@@ -135,6 +141,7 @@ def _terms(problem: Problem) -> dict[int, LayerTerm]:
     found = {}
     for unit in problem.network.activated:
         block = unit.block
+        working_on(block.name)
         gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), weighed[unit.hidden]
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
@@ -193,9 +200,12 @@ def _least(candidates: dict[str, Tensor]) -> Tensor:
 def _term_of_size(block: Block, size: Tensor, L: Tensor, problem: Problem) -> dict[str, Tensor]:
     """Return the term by the gradient's size."""
     norms, p, W = problem.norms, problem.p, block.W
-    omega = Upper(norms.norm(W, p, p)) * norms.norm(W, p, torch.inf)
+    omega, row = Upper(torch.full_like(L, torch.inf)), norms.norm(W, p, torch.inf)
     if p == 2:
-        omega = least(omega, norms.hadamard(W))
+        omega = Upper(norms.hadamard(W))
+    # Schur's inequality: where the form above is exact, the product of norms is no less.
+    if p != 2 or norms.may_be_below(W, omega.value / row.clamp(min=TINY)):
+        omega = least(omega, Upper(norms.norm(W, p, p)) * row)
     return {"gradient norm": (omega * size * L * L).bound}
 
 

@@ -23,6 +23,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.verified import inverse_form_estimate
 from curvcert.propagation.neuron_maps import Enclosed
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
@@ -233,6 +234,7 @@ def _newton(point: _Point) -> _Newton | None:
     V, and so the second derivatives of :math:`-\log\det F` are
     :math:`2 (UGU^T \circ VGV^T + UGV^T \circ VGU^T)`.
     """
+    checkpoint()
     form, T, m = point.form, point.T, point.form.Z.value.shape[1]
     G = torch.cholesky_inverse(point.R)
     U_is_E = not bool(form.alpha.any())
