@@ -1146,7 +1146,7 @@ MODULES = (
     Fault(
         "a-trace-that-is-not-compared",
         "network/verification.py",
-        "if not _within(expected, output.value, slack):",
+        "if not _within(expected, got, slack):",
         "if not _within(expected, output.value, 1e9 + slack):",
         ("tests/network/test_refusals.py",),
         "wrong_rule or overwrites",
