@@ -154,6 +154,8 @@ def _least_term(term: LayerTerm, other: LayerTerm) -> LayerTerm:
 
 def _searched(problem: Problem, terms: dict[int, LayerTerm]) -> dict[int, LayerTerm]:
     """Return the terms with those by LipSDP's best multipliers, where a search for these is asked for and pays."""
+    if not terms or problem.most_work == 0:
+        return terms
     known, weights, c = {}, {}, {}
     for unit in problem.network.activated:
         c[unit.hidden] = unit.block.activation.curvature_c
