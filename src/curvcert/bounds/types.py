@@ -106,6 +106,9 @@ class Bound:
     def __ge__(self, other: Any) -> bool:
         return float(self) >= _comparable(other)
 
+    # Without this an array, or a number of numpy's, would take the value and compute with it.
+    __array_ufunc__ = None
+
     def _arithmetic(self, *others: Any) -> NoReturn:
         raise TypeError(
             "A Bound has no arithmetic, since the result would no longer be rounded outward. Use float(bound), or "
@@ -113,7 +116,8 @@ class Bound:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _arithmetic
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _arithmetic
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _arithmetic
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __round__ = _arithmetic
 
     def __repr__(self) -> str:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""

@@ -48,13 +48,14 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
     recursion_of_images,
 )
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
+from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm, Side
 from curvcert.network import Block
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.network.rewriting.units import ActivatedUnit
 from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
+from curvcert.progress import working_on
 from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import TINY, Upper, inflate, least, norm_upper_bound_of_vectors, total
 
@@ -82,10 +83,9 @@ _WORTH = 0.005
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
-    per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
-    if decided_by_sides(problem):
-        sides = [_total(problem.seen_from(side)) for side in SIDES[1:]]
-        total = torch.minimum(total, torch.maximum(*sides))
+    sides: tuple[Side, ...] = SIDES[1:] if decided_by_sides(problem) else (problem.side,)
+    total = torch.stack([_total(problem.seen_from(side)) for side in sides]).amax(dim=0)
+    per_layer = tuple(unrolled_terms(problem).values())
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
@@ -106,7 +106,10 @@ def is_never_above_the_recursion(problem: Problem) -> bool:
 
 
 def decided_by_sides(problem: Problem) -> bool:
-    """Whether each side of a scalar may be less than both: in l2 the norm of a second derivative is the larger side."""
+    """Whether the sides of a scalar say more than both: in l2 the norm of a second derivative is the larger of them.
+
+    Neither exceeds what bounds both together, layer by layer.
+    """
     return problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem)
 
 
@@ -134,15 +137,10 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 
 
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
-    found = _found_alone(problem)
     if not decided_by_sides(problem):
-        return _searched(problem, found)
-    # What the searches for the sides find serves both.
+        return _searched(problem, _found_alone(problem))
     above, below = (unrolled_terms(problem.seen_from(side)) for side in SIDES[1:])
-    return {
-        k: _least_term(term, replace(above[k], value=torch.maximum(above[k].value, below[k].value)))
-        for k, term in found.items()
-    }
+    return {k: replace(term, value=torch.maximum(term.value, below[k].value)) for k, term in above.items()}
 
 
 def _least_term(term: LayerTerm, other: LayerTerm) -> LayerTerm:
@@ -185,6 +183,7 @@ def _found_alone(problem: Problem) -> dict[int, LayerTerm]:
     found = {}
     for unit in problem.network.activated:
         block = unit.block
+        working_on(block.name)
         gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), _weights(problem, unit)
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
@@ -241,9 +240,12 @@ def _least(candidates: dict[str, Tensor]) -> Tensor:
 def _term_of_size(block: Block, size: Tensor, L: Tensor, problem: Problem) -> dict[str, Tensor]:
     """Return the term by the gradient's size."""
     norms, p, W = problem.norms, problem.p, block.W
-    omega = Upper(norms.norm(W, p, p)) * norms.norm(W, p, torch.inf)
+    omega, row = Upper(torch.full_like(L, torch.inf)), norms.norm(W, p, torch.inf)
     if p == 2:
-        omega = least(omega, norms.hadamard(W))
+        omega = Upper(norms.hadamard(W))
+    # Schur's inequality: where the form above is exact, the product of norms is no less.
+    if p != 2 or norms.may_be_below(W, omega.value / row.clamp(min=TINY)):
+        omega = least(omega, Upper(norms.norm(W, p, p)) * row)
     return {"gradient norm": (omega * size * L * L).bound}
 
 

@@ -286,10 +286,10 @@ def _reaches(form: QuadraticForm, rows: Enclosed, first: Tensor, roots: Tensor, 
         if alone or place == 0:
             T = best_multipliers(form.with_output(_weighed(rows, wanted)), first)
         values.append(_proven_square(form.with_output(_weighed(rows, root)), T))
-    return inflate(torch.stack(values) * unit * unit, gamma(4))
+    return (Upper(torch.stack(values)) * unit * unit).bound
 
 
 def _weighed(rows: Enclosed, roots: Tensor) -> Enclosed:
     """Return diag(roots) A; the roots themselves and the products round."""
     value = roots[:, None] * rows.value
-    return Enclosed(value, inflate(roots[:, None] * rows.error + gamma(4) * value.abs(), 0.0))
+    return Enclosed(value, (Upper(rows.error) * roots[:, None] + Upper(value.abs()) * gamma(4)).bound)

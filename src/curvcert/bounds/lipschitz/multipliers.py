@@ -24,6 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.verified import inverse_form_estimate
 from curvcert.propagation.neuron_maps import Enclosed
 from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
@@ -237,6 +238,7 @@ def _newton(point: _Point) -> _Newton | None:
     :math:`2 (UGU^T \circ VGV^T + UGV^T \circ VGU^T)`.  On F's last rows U and V are 0, and G is
     :math:`-C S^{-1} / \rho` and :math:`I / \rho + C S^{-1} C^T / \rho^2`.
     """
+    checkpoint()
     form, C, T, rho = point.form, point.form.C.value, point.T, point.rho
     G = torch.cholesky_inverse(point.R)
     U_is_E = not bool(form.alpha.any())
