@@ -126,10 +126,8 @@ class LocalCurvature(AbstractCurvatureMethod):
     name: str = "local"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
-        """Apply to scalar outputs over a ball."""
-        if not isinstance(problem.scope, Ball):
-            return "local: needs at=x and radius=r"
-        return None if problem.scalars else "local: needs a scalar output, a pair or a logit"
+        """Apply to a ball."""
+        return None if isinstance(problem.scope, Ball) else "local: needs at=x and radius=r"
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
