@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from curvcert import trace
+from curvcert import curvature, trace
 from curvcert.activations import TANH
 from curvcert.bounds.curvature import CURVATURE_METHODS, portfolio
 from curvcert.bounds.curvature.compositional import compositional_bound, glimpsed_recursion
@@ -41,6 +41,17 @@ def test_what_it_leaves_out_is_never_below_what_it_runs(name, widths, side) -> N
     for rival in map(CURVATURE_METHODS.__getitem__, RIVALS):
         assert rival.reason_to_skip(problem) is None and not rival.can_win(problem)
         assert bool((found <= rival.bound(problem).value * (1 + 1e-9)).all())
+
+
+@pytest.mark.parametrize("name", sorted(SMOOTH))
+def test_what_is_seen_from_a_point_is_never_above_the_larger_of_both_sides(name) -> None:
+    """The sums over layers of either side may both be below that of the larger of both, layer by layer."""
+    network, x = feed_forward((6, 8, 8, 4), SMOOTH[name], seed=1), 3 * randn(4, 6, seed=2)
+    everywhere = curvature(network, method="unrolled", pair="all").value
+    sides = [curvature(network, method="unrolled", pair="all", side=side).value for side in SIDES[1:]]
+    assert bool((everywhere <= torch.maximum(*sides) * (1 + 1e-12)).all())
+    anchored = curvature(network, method="anchored", at=x, pair="all").value
+    assert bool((anchored <= everywhere * (1 + 1e-12)).all())
 
 
 @pytest.mark.parametrize("p", [1, 1.5, 3, float("inf")])
