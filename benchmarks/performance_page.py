@@ -65,15 +65,16 @@ def laptop_table() -> str:
     """Return what constants and five samples take beside 1,000 ten-row Jacobians, before and now."""
     lines: list[list[str]] = []
     for name, found in figures_of("laptop")["networks"].items():
-        ratios = [
-            one.get(stage)
-            for stage in ("constants", "five samples")
-            for one in (found.get("before", {}), found["ratios"])
-        ]
-        shown = ["not done" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        both = (found.get("before", {}), found["ratios"])
+        told = [(one, stage) for stage in ("constants", "five samples") for one in both]
+        shown = [_times(one[stage]) if stage in one else "" for one, stage in told]
         lines.append([name, f"{found['seconds']['jacobians']:.1f} s", *shown, f"{found['peak_gib']:.1f} GiB"])
     heads = ("constants before", "now", "five samples before", "now ", "memory")
     return table(("network", "1,000 Jacobians", *heads), lines)
+
+
+def _times(ratio: float | None) -> str:
+    return "not done" if ratio is None else f"{ratio:.2f}"
 
 
 def gpu_records() -> dict[str, Record]:

@@ -85,12 +85,12 @@ def _recursion(
 
 
 def glimpsed_recursion(problem: Problem) -> Tensor | None:
-    """Return what the recursion of scalars in l2 would give with less than every norm in it; None for other questions.
+    """Return what the recursion in l2 would give with less than every norm in it; None for other norms.
 
     A block's curvature is no less than a second derivative of one of the functions that its bounds cover.  Blocks with
     constants of their own, which contract, count as nothing.
     """
-    if problem.p != 2 or not problem.scalars or not problem.network.is_smooth:
+    if problem.p != 2 or not (problem.scalars or problem.q == 2) or not problem.network.is_smooth:
         return None
     prefixes, units = growth(problem, problem.norms), problem.network.units
     found = {0: torch.zeros((), dtype=torch.float64, device=problem.network.device)}
@@ -100,9 +100,10 @@ def glimpsed_recursion(problem: Problem) -> Tensor | None:
         outer = _glimpses(problem, last)
         omega, constant = torch.zeros_like(L), glimpsed_lipschitz(unit, problem, last)
         if bent is not None and residual_contraction_of(bent.block) is None:
-            form = last_block_forms(bent.block, problem, problem.norms) if last else _bent_most(bent.block)
+            rows = last and problem.scalars
+            form = last_block_forms(bent.block, problem, problem.norms) if rows else _bent_most(bent.block)
             omega = bent.block.activation.curvature_c * form
-        before = [found[source].unsqueeze(-1) if last else found[source] for source in unit.sources]
+        before = [found[source].unsqueeze(-1) if last and problem.scalars else found[source] for source in unit.sources]
         found[unit.output] = omega * L * L + moved_through(unit, before, constant, 2, outer)
     return found[units[-1].output]
 

@@ -12,7 +12,7 @@ from curvcert.bounds.curvature.anchored import anchored_curvature_bound
 from curvcert.bounds.curvature.compositional import compositional_bound, glimpsed_recursion
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
-from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
+from curvcert.bounds.curvature.unrolled import decided_by_sides, is_never_above_the_recursion, unrolled_bound
 from curvcert.bounds.lipschitz.growth import Growth, quick
 from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, steps, within
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
@@ -111,8 +111,9 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
-        # Those of scalars from both sides are in it, term by term.
-        everywhere += [] if both is problem and problem.scalars else [unrolled_bound(problem)]
+        # Those of scalars from both sides are in it, term by term; not so the larger of the two sides' sums.
+        in_it = both is problem and problem.scalars and not decided_by_sides(problem)
+        everywhere += [] if in_it else [unrolled_bound(problem)]
         everywhere += [] if both is problem else [compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)
