@@ -1147,8 +1147,8 @@ MODULES = (
     Fault(
         "a-trace-that-is-not-compared",
         "network/verification.py",
-        "if not _within(expected, output.value, slack):",
-        "if not _within(expected, output.value, 1e9 + slack):",
+        "if not _within(expected, got, slack):",
+        "if not _within(expected, got, 1e9 + slack):",
         ("tests/network/test_refusals.py",),
         "wrong_rule or overwrites",
         "A module whose rule is wrong is traced.",

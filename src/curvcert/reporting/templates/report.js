@@ -254,7 +254,7 @@
     if (row !== null) {
       const held = data.exhibits[row];
       const facts = [["Class", name(data.label[row])], ["Predicted", name(data.predicted[row])], ["Certified", `${number(data.numbers.radius[row], data.decimals)}, by ${value("method", row)}`]];
-      Object.entries(data.radii).forEach(([method, radii]) => facts.push([`by ${method}`, radii[row] === null ? "not run" : number(radii[row], data.decimals)]));
+      Object.entries(data.radii).forEach(([method, radii]) => facts.push([`by ${method}`, radii[row] === null ? "not for every class" : number(radii[row], data.decimals)]));
       if (data.correct[row]) facts.push(["Limited by", data.runner_up[row] === null ? "no class" : name(data.runner_up[row])]);
       ["attack_radius", "search_radius"].filter((key) => data.columns.includes(key)).forEach((key) => facts.push([key === "attack_radius" ? "Nearest witness" : "Nearest found by search", number(data.numbers[key][row], data.decimals)]));
       if (held && held.distance !== null) facts.push(["Picture shows a point at", number(held.distance, data.decimals)]);
