@@ -34,7 +34,9 @@ from curvcert.data import LabelledImages, load
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import INPUT_SHAPES
 from curvcert.nn.ensemble import with_mirror_image
-from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.propagation.expansion import Expansion
+from curvcert.propagation.expansion_remainders import Ball
+from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.results import Record
 from curvcert.training.kept import read_digests
 from curvcert.training.model_file import load_trained
@@ -119,10 +121,12 @@ def certified(ready: Certifier, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.nd
     return np.asarray(radius), np.asarray(limit)
 
 
-def run(network: Network, x: Tensor, y: Tensor, known: Progress, seconds: float, share: tuple[int, int]) -> None:
+def run(
+    network: Network, x: Tensor, y: Tensor, known: Progress, seconds: float, share: tuple[int, int], method: str
+) -> None:
     """Certify a share of the images in their order until the time is used up."""
     end = time.monotonic() + seconds
-    ready = certifier(network, 2, "quadratic", epsilons=RADII, progress=False)
+    ready = certifier(network, 2, method, epsilons=RADII, progress=False)
     saved = time.monotonic()
     for numbers in np.array_split(known.open(*share), max(1, math.ceil(len(known.open(*share)) / BATCH))):
         if time.monotonic() > end:
@@ -150,6 +154,8 @@ def side_by_side(path: Path, options: argparse.Namespace, seconds: float, images
         str(seconds),
         "--images",
         str(images),
+        "--method",
+        options.method,
         "--out",
         str(options.out),
     ]
@@ -279,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--data", type=Path, default=Path("data"), help="a folder, or a file of images and labels (.npz)"
     )
     parser.add_argument("--models", type=Path, nargs="+", default=[])
+    parser.add_argument("--method", default="quadratic", help="of `curvcert certify`")
     parser.add_argument("--mirror", action="store_true", help="each beside its mirror image")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=480.0, help="for all models together, in equal shares")
@@ -312,7 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     figures[name] = terms(network, x, y, options.terms)
                 else:
                     known = Progress(options.out / f"{name}{ending}.npz", len(x))
-                    run(network, x, y, known, end - time.monotonic() if options.share else seconds, share)
+                    left = end - time.monotonic() if options.share else seconds
+                    run(network, x, y, known, left, share, options.method)
                     figures[name] = known.figures()
         if not options.share:
             print(name, figures[name], flush=True)

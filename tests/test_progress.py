@@ -1,8 +1,9 @@
 """The sign of life: on a terminal, or where it is asked for, and gone afterwards."""
 
 import pytest
+from rich.console import Console
 
-from curvcert.progress import sign_of_life
+from curvcert.progress import is_watched, sign_of_life
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,12 @@ def test_where_it_shows(
         pass
     told = capsys.readouterr()
     assert (told.out, "bounding" in told.err) == ("", seen)
+
+
+@pytest.mark.parametrize(("widgets", "seen"), [(True, True), (False, False)])
+def test_a_notebook_shows_it_where_it_can(widgets: bool, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curvcert.progress.find_spec", lambda name: object() if widgets else None)
+    assert is_watched(Console(force_jupyter=True, force_terminal=False)) == seen
 
 
 def test_an_error_passes_through() -> None:

@@ -153,6 +153,36 @@ def _counted(x: Upper | Tensor | float) -> tuple[Tensor | float, int]:
     return (x.value, x.roundings) if isinstance(x, Upper) else (x, 0)
 
 
+def lengths(x: Upper | Tensor, *dims: int) -> Upper:
+    """Return the 2-norms along dimensions, of all entries without any, as they are computed without a scale.
+
+    >>> lengths(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    Upper(value=tensor(5., dtype=torch.float64), roundings=3)
+    """
+    value, roundings = (x.value, x.roundings) if isinstance(x, Upper) else (x, 0)
+    found: Tensor = torch.linalg.vector_norm(value, dim=dims or None)
+    count = value.numel() // max(found.numel(), 1)
+    return Upper(found, roundings + (count + 1) // 2 + 2)
+
+
+def root_below(n: float) -> float:
+    """Return a number at most the root of n, and next to it.
+
+    >>> 1.0 - root_below(1.0) == 2.0**-53
+    True
+    """
+    return math.nextafter(math.sqrt(n), 0.0)
+
+
+def root_above(n: float) -> float:
+    """Return a number at least the root of n, and next to it.
+
+    >>> root_above(1.0) - 1.0 == 2.0**-52
+    True
+    """
+    return math.nextafter(math.sqrt(n), math.inf)
+
+
 def least(first: Upper | Tensor, *others: Upper | Tensor) -> Upper:
     """Return the least of several bounds on the same numbers, elementwise.
 

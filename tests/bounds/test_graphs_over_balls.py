@@ -36,8 +36,7 @@ def test_units_compute_what_the_nodes_do(graph: Graph) -> None:
 
 
 @pytest.mark.slow
-@every_graph
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, [1.0, 2.0, math.inf]))
 def test_no_slope_in_a_ball_exceeds_its_bound(graph: Graph, p: float) -> None:
     for seed, r in enumerate((0.05, 1.0)):
         network, x = graph.network(seed), points(graph, seed)
@@ -51,8 +50,7 @@ def test_no_slope_in_a_ball_exceeds_its_bound(graph: Graph, p: float) -> None:
 
 
 @pytest.mark.slow
-@every_graph
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize(("graph", "p"), crossed(GRAPHS, [1.0, 2.0, math.inf]))
 def test_no_quotient_from_a_point_exceeds_its_bound(graph: Graph, p: float) -> None:
     network, x = graph.network(1), points(graph, 1)
     for pair in (None, "all"):

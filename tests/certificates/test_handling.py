@@ -1,8 +1,10 @@
 """A certificate in a person's hands: some of its samples, its summary and columns, and what `certify` takes."""
 
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -54,6 +56,7 @@ def test_the_summary_and_the_columns(cert: Certificate) -> None:
     first, within = cert.summary([eps]).splitlines()
     assert first.startswith("12 samples in l2, ") and f"median certified radius {eps:.4g}" in first
     assert f"{100 * cert.certified_accuracy(eps):.1f}% certified" in within
+    assert cert.summary(eps) == cert.summary([eps]) and len(cert.curve(eps)[0]) == 1
     columns = cert.to_dict()
     assert {len(column) for column in columns.values()} == {12}
     assert columns["radius"] == cert.radius.tolist() and "radius by curvature" in columns
@@ -85,12 +88,45 @@ def test_certify_takes_modules_arrays_and_data_sets() -> None:
         curvcert.certify(model, x, y, epsilons=[0.1, math.inf])
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(8, 4), nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 4))])
+def test_a_sample_without_its_batch_is_noticed(layer: nn.Module) -> None:
+    x = torch.rand(8) if isinstance(layer, nn.Linear) else torch.rand(3, 8, 8)
+    for given in (x, x.numpy()):
+        with pytest.raises(InvalidInput, match=r"x\[None\]"):
+            curvcert.certify(layer.eval(), given)
+    with pytest.raises(InvalidInput, match=r"np\.stack"):
+        curvcert.certify(layer, list(x.numpy()), np.zeros(len(x), int))  # type: ignore[arg-type]
+
+
+def test_what_certify_does_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", logger="curvcert"):
+        curvcert.certify(nn.Linear(2, 2).eval(), np.zeros((3, 2)), method="lipschitz")
+    told = caplog.text
+    assert "bounded the network in" in told and "certified 3 samples" in told and "product: Bound(" in told
+
+
+def test_columns_become_a_data_frame_where_there_is_pandas(cert: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = ModuleType("pandas")
+    pandas.DataFrame = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    assert cert.to_dataframe() == cert.to_dict()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InvalidInput, match="pip install pandas"):
+        cert.to_dataframe()
+
+
+def test_the_namespace_shows_the_api_alone() -> None:
+    assert dir(curvcert) == sorted(curvcert.__all__)
+
+
 def test_a_bound_compares_with_numbers_and_bounds_and_has_no_arithmetic() -> None:
     one = curvcert.Bound(torch.tensor(1.0, dtype=torch.float64), 2, 2)
     two = curvcert.Bound(torch.tensor(2.0, dtype=torch.float64), 2, 2)
     assert one < two and one <= 1 and two > 1.5 and two >= one
     assert np.asarray(two) == 2.0 and np.asarray(two).dtype == np.float64
-    for compute in (lambda: one + 1, lambda: 2 * one, lambda: one / two, lambda: -one):
+    array = np.ones(2)
+    computed = (lambda: np.float64(2) * one, lambda: array + one, lambda: one // 2, lambda: abs(one))
+    for compute in (lambda: one + 1, lambda: 2 * one, lambda: one / two, lambda: -one, *computed):
         with pytest.raises(TypeError, match=r"Use float\(bound\)"):
             compute()
     several = curvcert.Bound(torch.ones(2, dtype=torch.float64), 2, 2)

@@ -114,3 +114,11 @@ def test_what_is_assumed_is_shown(folder: Path, run: Runner) -> None:
     words = ("certify", "mine:net", "digits", "--samples", 1, "--method", "liplt", "--no-search", "--no-report")
     assert f"Assumed, not proven: {line}" in run(*words, "--out", "out").out
     assert json.loads(run(*words, "--out", "out", "--resume", "--json").out)["assumes"] == [line]
+
+
+def test_a_budget_leaves_the_cheapest_bounds(run: Runner, network: Network) -> None:
+    found = facts(run, DEMO, "--input-shape", "1,8,8", "--budget", "1e-9")
+    assert found["lipschitz"]["value"] == float(curvcert.lipschitz(network, method="product"))
+    assert float(curvcert.curvature(network)) < found["curvature"]["value"] < torch.inf
+    assert any("the budget of" in reason for reason in found["curvature"]["skipped"])
+    assert run("bound", DEMO, "--input-shape", "1,8,8", "--budget", "nan").status == 2

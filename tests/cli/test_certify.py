@@ -51,6 +51,17 @@ def test_what_is_required_decides_the_status(folder: Path, run: Runner) -> None:
     assert (short.status, short.out.splitlines()[-1][:24]) == (1, "Required 1@1: MISSED, 0.")
 
 
+def test_a_budget_is_kept_and_told(folder: Path, run: Runner) -> None:
+    words = ("certify", "nets:small", "digits", "--samples", 70, "--no-report", "--out", folder / "short")
+    ran = run(*words, "--budget", "1e-6")
+    assert ran.status == 0, ran.err
+    cert = load_certificate(folder / "short" / "certificate.safetensors")
+    assert cert.steps is not None and cert.steps.tolist() == [1] * 70
+    assert bool((cert.radius[cert.correct] > 0).all())
+    assert any("budget" in note for note in cert.notes)
+    assert run(*words, "--budget", "0").status == 2
+
+
 def test_a_requirement_that_attacks_refute_says_so() -> None:
     certificate = curvcert.certify(
         curvcert.trace(load_demo_network(), torch.zeros(1, 1, 8, 8)), *digits(4), method="product"
@@ -161,6 +172,24 @@ def test_data_of_your_own_with_names_and_a_normalisation(folder: Path, run: Runn
     torch.testing.assert_close(twice, 2 * plain, rtol=1e-7, atol=0)
     rows = (folder / "scaled" / "samples.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows[1:]] == ["abcdefghij"[k] for k in y.tolist()]
+
+
+def test_one_output_and_a_threshold(folder: Path, run: Runner) -> None:
+    (folder / "scores.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().eval()\n"
+    )
+    x = np.random.default_rng(0).standard_normal((6, 3))
+    write_npz(folder / "data.npz", x, np.array([0, 1] * 3))
+    ran = run("certify", "scores:make", "data.npz", "--out", "out")
+    assert ran.status == 2 and "--threshold 0" in ran.err
+    words = ("--threshold", -0.1, "--method", "liplt", "--no-search")
+    assert run("certify", "scores:make", "data.npz", *words, "--out", "out").status == 0
+    assert "threshold -0.1" in (folder / "out" / "report.html").read_text()
+    assert load_certificate(folder / "out" / "certificate.safetensors").threshold == -0.1
+    for model in ("out/network.safetensors", "scores:make"):
+        ran = run("check", "out/certificate.safetensors", model, "data.npz")
+        assert (ran.status, "The certificate holds" in ran.out) == (0, True), ran.out
 
 
 @pytest.mark.slow
@@ -330,3 +359,11 @@ def test_the_files_to_hand_on_have_the_rights_of_any_other(folder: Path, run: Ru
     (folder / "any").write_text("")
     for name in ("certificate.safetensors", "network.safetensors"):
         assert (folder / "out" / name).stat().st_mode == (folder / "any").stat().st_mode
+
+
+def test_where_no_sample_is_correct_it_asks_why(folder: Path, run: Runner) -> None:
+    digits = load_digits("test")
+    write_npz(folder / "data.npz", digits.as_float64()[:2], (digits.labels[:2] + 1) % 10)
+    words = ("--out", "out", "--method", "lipschitz", "--no-search", "--no-report")
+    ran = run("certify", "curvcert.data:load_demo_network", "data.npz", *words)
+    assert ran.status == 0 and "--weights" in ran.err and "labels numbered otherwise" in ran.err

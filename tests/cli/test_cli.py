@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import curvcert
 from curvcert import cli
 from curvcert.certificates import certify
+from curvcert.cli.subcommands import SUBCOMMANDS
 from curvcert.training import loop
 
 runner = CliRunner()
@@ -55,3 +56,27 @@ def test_training_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "curvcert", "--version"], capture_output=True, text=True)
     assert result.stdout == f"curvcert {curvcert.__version__}\n"
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_fits_80_columns_and_groups_many_options(name: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(character.isascii() or character in "╭╮╰╯│─…" for character in shown)  # no word turned into a picture
+    groups = ("What is proven", "The model", "The data", "The search", "How it runs", "What comes out")
+    assert name != "certify" or all(group in shown for group in groups)
+
+
+def test_the_tab_key_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("_CURVCERT_COMPLETE", "complete_bash")
+    monkeypatch.setattr(sys, "argv", ["curvcert"])
+    for words, found in (("curvcert ce", "certify"), ("curvcert certify --norm", "--normalise")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit):
+            cli.app(prog_name="curvcert")
+        assert capsys.readouterr().out.split() == [found]

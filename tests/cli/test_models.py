@@ -56,6 +56,12 @@ def test_weights_are_loaded_by_name_and_not_rounded(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         found = load_network(ModelChoice("nets:small", weights=folder / "half.safetensors"), SHAPE)
         assert network_digest(found) == network_digest(trace(module, torch.zeros(1, *SHAPE))) != network_digest(model)
+        torch.save({"model_state_dict": {f"module.{k}": t for k, t in module.state_dict().items()}}, folder / "half.pt")
+        torch.save({"epoch": 3}, folder / "none.pt")
+        pickled = load_network(ModelChoice("nets:small", weights=folder / "half.pt"), SHAPE)
+        assert network_digest(pickled) == network_digest(found)
+        with pytest.raises(InvalidInput, match="holds no state dict"):
+            load_network(ModelChoice("nets:small", weights=folder / "none.pt"), SHAPE)
         save_file({k: t.double() for k, t in module.state_dict().items()}, folder / "double.safetensors")
         with pytest.raises(InvalidInput, match=r"1.bias is torch.float64, which torch.float32 would round"):
             load_network(ModelChoice("nets:small", weights=folder / "double.safetensors"), SHAPE)

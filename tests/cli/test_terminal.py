@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from curvcert.cli.certify import as_text
 from curvcert.cli.output import Output
+from curvcert.cli.sample_table import as_text
 from curvcert.cli.terminal import visible
 from tests.cli.running import Runner, command, environment
 

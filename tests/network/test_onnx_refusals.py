@@ -12,13 +12,10 @@ import torch
 from onnx import TensorProto, helper
 
 import curvcert
-from curvcert.activations import GELU_TANH
 from curvcert.errors import CurvcertError, InvalidInput, SoundnessError, UnsupportedModule
-from curvcert.network import onnx_activations
-from curvcert.network.lowering import Value
 from curvcert.network.onnx_file import imported
 from curvcert.network.onnx_import import load_onnx
-from curvcert.network.onnx_nodes import RULES
+from curvcert.network.onnx_operators import OPERATORS
 from tests.network.onnx_models import built, loaded, node, random, several
 
 V, M = ["b", 4], ["b", 2, 6, 6]
@@ -30,9 +27,6 @@ No, Bad = UnsupportedModule, InvalidInput
 
 # name -> nodes, shape, constants, error, words
 REFUSED = {
-    "softmax": ([node("Softmax", "x")], V, {}, No, "logits"),
-    "exp": ([node("Exp", "x")], V, {}, No, "Exp_y"),
-    "prelu along the width": ([node("PRelu", "x", "s")], M, {"s": random(6)}, No, "within a channel"),
     "prelu by a value": ([node("PRelu", "x", "x")], V, {}, No, "PRelu"),
     "transposed conv with a shape": (
         [node("ConvTranspose", "x", "K", output_shape=[9, 9])], M, {"K": random(2, 1, 3, 3)}, No, "output_shape",
@@ -43,28 +37,35 @@ REFUSED = {
     "transposed conv of billions": (
         [node("ConvTranspose", "x", "K", strides=[4096, 4096])], M, {"K": random(2, 1, 3, 3)}, Bad, "covers",
     ),
-    "resize by cubes": ([node("Resize", "x", "", "s", mode="cubic")], M, {"s": np.float32([1, 1, 2, 2])}, No, "cubic"),
     "resize of the batch": ([node("Resize", "x", "", "s")], M, {"s": np.float32([2, 1, 1, 1])}, No, "batch"),
     "resize to a fixed batch": ([node("Resize", "x", "", "", "s")], M, {"s": INTS(2, 2, 8, 8)}, No, "batch"),
     "resize to billions": ([node("Resize", "x", "", "s")], M, {"s": np.float32([1, 1, 4096, 4096])}, Bad, "covers"),
-    "sums from behind": ([node("CumSum", "x", "a", reverse=1)], V, {"a": np.int64(1)}, No, "behind"),
     "sums over the batch": ([node("CumSum", "x", "a")], V, {"a": np.int64(0)}, No, "batch"),
     "blocks that do not fit": ([node("DepthToSpace", "x", blocksize=3)], M, {}, Bad, "do not fit"),
-    "layer norm": ([node("LayerNormalization", "x", "s")], V, {"s": random(4)}, No, "LayerNorm"),
-    "gate": ([node("Tanh", "x", to="t"), node("Mul", "x", "t")], V, {}, No, "product"),
-    "square": ([node("Mul", "x", "x")], V, {}, No, "Mul_y"),
-    "quotient": ([node("Div", "c", "x")], V, {"c": random(4)}, No, "division"),
-    "a gate by another value": (
-        [node("MatMul", "x", "W", to="a"), node("Sigmoid", "a", to="s"), node("Mul", "x", "s")],
-        V, {"W": random(4, 4)}, No, "constants",
-    ),
     "concatenation of samples": ([node("Concat", "x", "x", axis=0)], V, {}, No, "batch"),
-    "concatenation with a constant": ([node("Concat", "x", "c", axis=1)], V, {"c": random(1, 4)}, No, "Concat"),
+    "concatenation with a constant": ([node("Concat", "x", "c", axis=1)], V, {"c": random(1, 4)}, Bad, "Concat"),
+    "gemm over the batch": ([node("Gemm", "x", "W", transA=1)], ["b", 4], {"W": random(4, 3)}, Bad, "features"),
+    "clip by a value": ([node("Clip", "x", "x")], V, {}, No, "one constant"),
+    "a jump": ([node("Floor", "x")], V, {}, No, "jumps"),
+    "an unknown operator": ([node("Det", "x")], ["b", 3, 3], {}, No, "Det_y"),
+    "the largest entry's number": ([node("ArgMax", "x", axis=1)], V, {}, No, "ArgMax"),
+    "mask of values": (
+        [node("Greater", "x", "c", to="g"), node("Where", "g", "x", "d")], V,
+        {"c": random(1), "d": np.float32(0)}, No, "gt",
+    ),
+    "exponent of a value": ([node("Pow", "x", "x")], V, {}, No, "exponent"),
+    "lstm with peepholes": (
+        [several("LSTM", ["y"], "x", "W", "R", "", "", "", "", "P", hidden_size=1)], ["b", 2, 4],
+        {"W": random(1, 4, 4), "R": random(1, 4, 1), "P": random(1, 3)}, No, "peepholes",
+    ),
+    "product of large matrices": (
+        [node("Transpose", "x", perm=[0, 2, 1], to="t"), node("MatMul", "x", "t")], ["b", 3000, 2], {}, Bad, "covers",
+    ),
     "concatenation that does not fit": (
         [node("Unsqueeze", "x", "a", to="u"), node("Concat", "x", "u", axis=1)], V, {"a": INTS(1)}, No, "joined",
     ),
     "slice of the batch": ([node("Slice", "x", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, No, "batch"),
-    "empty slice": ([node("Slice", "x", "b", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, Bad, "nothing is left"),
+    "empty slice": ([node("Slice", "x", "b", "a", "b")], V, {"a": INTS(0), "b": INTS(1)}, No, "depend"),
     "a slice that moves": ([node("Slice", "x", "x", "x")], V, {}, No, "Slice_y"),
     "split that does not fit": (
         [several("Split", ["y", "z"], "x", "s", axis=1)], V, {"s": INTS(1, 1)}, Bad, "do not make up",
@@ -82,7 +83,7 @@ REFUSED = {
     "reshape mixes samples": ([node("Reshape", "x", "r")], V, {"r": INTS(-1, 2)}, No, "batch"),
     "reshape with a batch of its own": ([node("Reshape", "x", "r")], V, {"r": INTS(1, -1)}, No, "batch"),
     "reshape loses the batch": ([node("Reshape", "x", "r")], V, {"r": INTS(-1)}, No, "batch"),
-    "reshape that does not fit": ([node("Reshape", "x", "r")], V, {"r": INTS(0, 3)}, Bad, "reshape"),
+    "reshape that does not fit": ([node("Reshape", "x", "r")], V, {"r": INTS(0, 3)}, Bad, "Reshape_y"),
     "shape arithmetic on the batch": (
         [node("Shape", "x", to="n"), node("Mul", "n", "n", to="m"), node("Reshape", "x", "m")],
         V, {}, No, "size of the batch",
@@ -91,17 +92,14 @@ REFUSED = {
     "squeeze of whatever": ([node("Squeeze", "x")], V, {}, No, "axes"),
     "mean over samples": ([node("ReduceMean", "x", axes=[0])], M, {}, No, "batch"),
     "mean over everything": ([node("ReduceMean", "x")], M, {}, No, "batch"),
-    "gemm with transA": ([node("Gemm", "x", "W", transA=1)], ["b", 4], {"W": random(4, 3)}, No, "transA"),
-    "gemm, weight first": ([node("Gemm", "W", "x", transB=1)], V, {"W": random(3, 4)}, No, "Gemm_y"),
+    "gemm, weight first": ([node("Gemm", "W", "x", transB=1)], V, {"W": random(3, 4)}, No, "batch"),
     "gemm that does not fit": ([node("Gemm", "x", "W")], V, {"W": random(5, 3)}, Bad, "5 features"),
     "gemm with a vector": ([node("Gemm", "x", "W")], V, {"W": random(4)}, Bad, "2 dimensions"),
-    "matmul over the batch": ([node("MatMul", "W", "x")], V, {"W": random(3, 4)}, No, "left"),
-    "matmul of values": ([node("MatMul", "x", "x")], ["b", 4, 4], {}, No, "constant"),
+    "matmul over the batch": ([node("MatMul", "W", "x")], V, {"W": random(3, 4)}, Bad, "features"),
     "NaN": ([node("Gemm", "x", "W.0")], V, {"W.0": random(4, 3) * np.float32("nan")}, Bad, "W.0"),
     "infinite bias": ([node("Add", "x", "c")], V, {"c": np.float32("inf")}, Bad, "'c'"),
     "division by zero": ([node("Div", "x", "c")], V, {"c": np.float32(0)}, Bad, "zero"),
     "a constant for each sample": ([node("Add", "x", "c")], [3, 4], {"c": random(3, 4)}, No, "sample"),
-    "a constant that enlarges": ([node("Add", "x", "c")], ["b", 1], {"c": random(1, 3)}, No, "enlarge"),
     "conv of too large a kernel": ([node("Conv", "x", "K")], M, {"K": random(1, 2, 7, 7)}, Bad, "fit"),
     "conv for other channels": ([node("Conv", "x", "K")], M, {"K": random(1, 3, 3, 3)}, Bad, "Conv_y"),
     "conv, negative pads": ([node("Conv", "x", "K", pads=[-1, 0, 0, 0])], M, {"K": random(1, 2, 3, 3)}, No, "pads"),
@@ -113,9 +111,6 @@ REFUSED = {
     ),
     "a flag that is none": ([node("ReduceMean", "x", axes=[2, 3], keepdims=2)], M, {}, Bad, "keepdims"),
     "conv, stride 0": ([node("Conv", "x", "K", strides=[0, 1])], M, {"K": random(1, 2, 3, 3)}, Bad, "strides"),
-    "pooling with cut windows": (
-        [node("AveragePool", "x", kernel_shape=[4, 4], strides=[4, 4], ceil_mode=1)], M, {}, No, "ceil_mode",
-    ),
     "max pooling, dilated": ([node("MaxPool", "x", kernel_shape=[2, 2], dilations=[2, 2])], M, {}, No, "dila"),
     "padding by ones": ([node("Pad", "x", "p", "v")], M, {"p": INTS(*[1] * 8), "v": np.float32(1)}, No, "batch"),
     "padded batch": ([node("Pad", "x", "p")], M, {"p": INTS(1, 0, 0, 0, 0, 0, 0, 0)}, No, "batch"),
@@ -133,7 +128,6 @@ REFUSED = {
     ),
     "cast": ([several("Cast", ["y"], "x", to=TensorProto.DOUBLE)], V, {}, No, "Cast_y"),
     "selu of one's own": ([node("Selu", "x", alpha=-1.0)], V, {}, Bad, "positive alpha"),
-    "clip by a value": ([node("Clip", "x", "x")], V, {}, No, "one constant"),
     "old opset": ([node("Tanh", "x")], V, {}, No, "opset"),
     "opset of the future": ([node("Tanh", "x")], V, {}, No, "opset"),
     "open size": ([node("Tanh", "x")], ["b", "n"], {}, Bad, "input_shape"),
@@ -149,7 +143,7 @@ REFUSED = {
     ),
     "another domain": ([node("Gelu", "x", domain="com.microsoft")], V, {}, No, "com.microsoft"),
     "attribute of another type": ([node("Flatten", "x", axis=1.5)], V, {}, Bad, "axis"),
-    "integer weights": ([node("Exp", "W", to="E"), node("Add", "x", "E")], V, {"W": INTS(1)}, No, "constants"),
+    "integer weights": ([node("Exp", "W", to="E"), node("Add", "x", "E")], V, {"W": INTS(1)}, Bad, "onnxruntime"),
     "empty weights": ([node("Gemm", "x", "W")], V, {"W": np.zeros((4, 0), np.float32)}, Bad, "empty"),
     "quantised weights": ([node("Add", "x", "W")], V, {"W": np.zeros(4, np.uint8)}, No, "element type"),
 }  # fmt: skip
@@ -157,7 +151,7 @@ OPSETS = {
     "mean over samples": 13,
     "mean over everything": 13,
     "a flag that is none": 13,
-    "old opset": 8,
+    "old opset": 6,
     "opset of the future": 999,
 }
 
@@ -345,8 +339,7 @@ class TestFiles:
         powers = [node("Mul", f"v{k}", f"v{k}", to=f"v{k + 1}") for k in range(200)]
         model = built([node("Add", "x", "c", to="v0"), *powers, node("Tanh", "v200")], V, {"c": np.float32(1)})
         start = time.perf_counter()
-        with pytest.raises(UnsupportedModule, match="product"):
-            loaded(model, tmp_path)
+        assert len(loaded(model, tmp_path).nodes) < 210
         assert time.perf_counter() - start < 5
 
     def test_mutations_end_in_a_named_error_or_a_network(self, tmp_path) -> None:
@@ -384,12 +377,12 @@ class TestFiles:
 def test_a_wrong_rule_is_found_out(tmp_path, monkeypatch) -> None:
     model = built([node("Flatten", "x", to="f"), node("Gemm", "f", "W")], M, {"W": random(72, 3)})
 
-    def off(node, args, context) -> Value:
-        return gemm(node, args, context).shift(torch.full((3,), 1e-3))
+    def off(given) -> torch.Tensor:
+        return gemm(given) + torch.full((3,), 1e-3, dtype=torch.float64)
 
-    gemm = RULES["Gemm"]
+    gemm = OPERATORS["Gemm"]
     loaded(model, tmp_path)
-    monkeypatch.setitem(RULES, "Gemm", off)
+    monkeypatch.setitem(OPERATORS, "Gemm", off)
     with pytest.raises(SoundnessError, match="onnxruntime"):
         loaded(model, tmp_path)
 
@@ -406,7 +399,7 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch) -> None:
 def test_one_gelu_is_not_the_other(tmp_path, monkeypatch) -> None:
     model = built([node("Gelu", "x")], V, opset=20)
     loaded(model, tmp_path)
-    monkeypatch.setitem(onnx_activations._OPERATORS, "Gelu", lambda node, args: GELU_TANH)
+    monkeypatch.setitem(OPERATORS, "Gelu", lambda given: torch.nn.functional.gelu(given.tensor(), approximate="tanh"))
     with pytest.raises(SoundnessError, match="more than rounding explains"):
         loaded(model, tmp_path)
 

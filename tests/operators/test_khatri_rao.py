@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from curvcert.errors import InvalidInput
 from curvcert.operators import Conv2d, Dense, Diagonal, Identity, NormBounds, weighted
 from curvcert.operators.khatri_rao import conv_hadamard_norm_upper_bound
+from curvcert.operators.verified import spectral_norms_of_matrices_upper_bound
 from curvcert.operators.weighted import bilinear_upper_bound, congruent_eigenvalues, weighted_norm_upper_bound
 
 INF = math.inf
@@ -167,13 +168,13 @@ def test_no_matrix_is_factorised_that_cannot_give_less_than_what_is_known(monkey
     exact = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :]).amax(dim=1)
     known = exact * torch.tensor([0.5, 2.0, 0.9, 1.1, 0.99, 1.5, 0.1], dtype=F64)
     taken: list[int] = []
-    factorise = weighted.largest_eigenvalues_upper_bound
+    factorise = weighted.congruent_eigenvalues_upper_bound
 
-    def counted(matrices: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        taken.append(len(matrices))
-        return factorise(matrices, error)
+    def counted(B: torch.Tensor, error: torch.Tensor, s: torch.Tensor, at_once: int) -> torch.Tensor:
+        taken.append(len(s))
+        return factorise(B, error, s, at_once)
 
-    monkeypatch.setattr(weighted, "largest_eigenvalues_upper_bound", counted)
+    monkeypatch.setattr(weighted, "congruent_eigenvalues_upper_bound", counted)
     found = congruent_eigenvalues(B, zero, s, known)
     assert sum(taken) == 3
     below = torch.where(known > exact, exact, torch.inf)
@@ -190,3 +191,31 @@ def test_congruent_eigenvalues_come_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(whole, congruent_eigenvalues(B, zero, s, nothing))
     exact = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :]).amax(dim=1)
     assert bool(((whole >= exact * (1 - 1e-14)) & (whole <= exact * (1 + 1e-9))).all())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-120, 1e100])
+def test_congruent_eigenvalues_of_larger_matrices_hold_and_are_tight(scale: float) -> None:
+    W, s = randn(150, 40), torch.rand(5, 150, dtype=F64).square()
+    s[0, 10:] = 0.0  # most of the matrix is of no weight
+    s[1] = 0.0
+    B = scale * (W @ W.T + 1e-3 * torch.eye(150, dtype=F64))
+    found = congruent_eigenvalues(B, torch.zeros((), dtype=F64), s, torch.full((5,), torch.inf, dtype=F64))
+    exact = torch.linalg.eigvalsh(s[:, :, None] * (B / scale) * s[:, None, :]).amax(dim=1) * scale
+    assert bool((found[2:] <= exact[2:] * (1 + 1e-8)).all())
+    assert bool((found >= exact * (1 - 1e-13)).all())
+    assert float(found[1]) <= 1e-9 * scale
+    raised = congruent_eigenvalues(B, torch.tensor(0.5 * scale, dtype=F64), s, torch.full((5,), torch.inf, dtype=F64))
+    shifted = torch.linalg.eigvalsh(s[:, :, None] * (B / scale + 0.5 * torch.eye(150, dtype=F64)) * s[:, None, :])
+    assert bool((raised >= shifted.amax(dim=1) * scale * (1 - 1e-13)).all())
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 90), (3, 90, 70), (2, 70, 70)])
+def test_norms_of_single_matrices_hold_and_are_tight(shape: tuple[int, int, int]) -> None:
+    matrices = torch.stack([randn(*shape[1:]) * 10.0 ** (100 * k) for k in range(shape[0])])
+    matrices[1] = torch.linalg.qr(matrices[1]).Q if shape[1] == shape[2] else 0.0
+    found = spectral_norms_of_matrices_upper_bound(matrices)
+    exact = torch.linalg.matrix_norm(matrices, 2)
+    assert bool(((found >= exact * (1 - 1e-14)) & (found <= exact * (1 + 1e-3) + 1e-8)).all())
+    matrices[0, 3, 3] = torch.inf
+    found = spectral_norms_of_matrices_upper_bound(matrices)
+    assert bool(found[0].isinf()) and bool((found[1:] >= exact[1:]).all())

@@ -18,7 +18,7 @@ from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.regions import AbstractRegion, region_of
 from curvcert.propagation.taylor import TaylorModels, models_cost
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, next_down, next_up
 
 _CHUNK_ELEMENTS = 2**22
 """Numbers that the rows of the samples in hand may take on their way to the input, on a processor."""
@@ -185,8 +185,8 @@ def _parts(facts: NetworkFacts, rows: Tensor, x: Tensor) -> Iterator[Tensor]:
 def _functional_values(rows: Tensor, offset: Tensor, value: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     """Enclose C f(x) + c, (batch, rows) each, given f(x) with its error."""
     at = (rows @ value[:, :, None]).squeeze(2) + offset
-    size = (rows.abs() @ value.abs()[:, :, None]).squeeze(2) + offset.abs()
-    off = (rows.abs() @ error[:, :, None]).squeeze(2)
-    n = value.shape[1]
-    slack = inflate(off + gamma(n + 2) * size, gamma(n + 8)) + 2 * UNIT_ROUNDOFF * at.abs()
+    weights = Upper(rows.abs())
+    size = (weights @ value.abs()[:, :, None])[:, :, 0] + offset.abs()
+    off = (weights @ error[:, :, None])[:, :, 0]
+    slack = (off + size * gamma(value.shape[1] + 2)).bound + 2 * UNIT_ROUNDOFF * at.abs()
     return next_down(at - slack), next_up(at + slack)

@@ -62,8 +62,8 @@ class Bound:
     """A proven upper bound, with the norms, the scope and the method that it was proven in.
 
     `method` says in words how, `methods` names the methods that it rests on.  `per_layer` tells where the looseness
-    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why.  A
-    curvature from one `side` says nothing about the other.
+    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why, `notes`
+    what to know before use.  A curvature from one `side` says nothing about the other.
 
     >>> Bound(torch.tensor(2.0, dtype=torch.float64), p=2, q=2, method="product")
     Bound(<= 2, l2 -> l2, global, by product)
@@ -79,6 +79,7 @@ class Bound:
     skipped: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     side: Side = "both"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.method and not self.methods:
@@ -106,6 +107,9 @@ class Bound:
     def __ge__(self, other: Any) -> bool:
         return float(self) >= _comparable(other)
 
+    # Without this an array, or a number of numpy's, would take the value and compute with it.
+    __array_ufunc__ = None
+
     def _arithmetic(self, *others: Any) -> NoReturn:
         raise TypeError(
             "A Bound has no arithmetic, since the result would no longer be rounded outward. Use float(bound), or "
@@ -113,12 +117,14 @@ class Bound:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _arithmetic
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _arithmetic
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _arithmetic
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __round__ = _arithmetic
 
     def __repr__(self) -> str:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
         side = "" if self.side == "both" else f", from {self.side}"
-        return f"Bound(<= {_describe(self)}{side}{assumes})"
+        notes = f"; note: {' '.join(self.notes)}" if self.notes else ""
+        return f"Bound(<= {_describe(self)}{side}{assumes}{notes})"
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [
@@ -129,6 +135,7 @@ class Bound:
         rows += [("side", self.side)] if self.side != "both" else []
         rows += [("method", self.method)] if self.method else []
         rows += [("assumes", line) for line in self.assumes]
+        rows += [("note", line) for line in self.notes]
         rows += [(f"layer {term.layer}", f"{term.quantity} {_show(term.value)}") for term in self.per_layer]
         return html.table(rows)
 

@@ -56,6 +56,8 @@ class Certificate:
         inside_box: whether radii are about the cut of the ball with the box alone.  One that holds all of the box is
             infinite: no valid input is misclassified, however far.
         notes: what was chosen and what was skipped, and why.
+        steps: with a budget, how many steps of the plan were done for each sample; None where all were.
+        threshold: for a network of one output, above which its label is 1; None for any other.
         evidence: what an independent checker needs beside the radii: digests and constants.
     """
 
@@ -76,9 +78,11 @@ class Certificate:
     p: float
     assumes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    steps: Tensor | None = None
     evidence: Evidence | None = None
     box: Box | None = None
     inside_box: bool = False
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.inside_box and self.box is None:
@@ -199,7 +203,7 @@ class Certificate:
         write_certificate_file(path, saved)
         return Certificate(**saved)
 
-    def summary(self, epsilons: Sequence[float] = ()) -> str:
+    def summary(self, epsilons: Sequence[float] | float = ()) -> str:
         """Say in words what is proven, and at each of some radii what share of the samples.
 
         >>> from torch import nn
@@ -218,7 +222,7 @@ class Certificate:
             f"within {eps:g}: {100 * self.certified_accuracy(eps):.1f}% certified, "
             f"{100 * (self.searched_accuracy(eps) - self.certified_accuracy(eps)):.1f}% between the proof and the "
             "nearest misclassified point known"
-            for eps in epsilons
+            for eps in _several(epsilons)
         ]
         return "\n".join(lines)
 
@@ -260,7 +264,7 @@ class Certificate:
         """What the radii are about, if not the whole ball."""
         return f", inside the box {self.box}" if self.inside_box else ""
 
-    def curve(self, epsilons: Sequence[float] | None = None) -> tuple[list[float], dict[str, list[float]]]:
+    def curve(self, epsilons: Sequence[float] | float | None = None) -> tuple[list[float], dict[str, list[float]]]:
         """Return radii, by default from 0 to where nothing is left to see, and the three accuracies there.
 
         >>> from torch import nn
@@ -272,14 +276,14 @@ class Certificate:
         """
         known = torch.cat([self.radius[self.correct], self.falsified_radius[self.correct]])
         most = float(known[known.isfinite()].amax()) if bool(known.isfinite().any()) else 0.0
-        radii = [(most or 1.0) * k / 100 for k in range(101)] if epsilons is None else [float(eps) for eps in epsilons]
+        radii = [(most or 1.0) * k / 100 for k in range(101)] if epsilons is None else _several(epsilons)
         return radii, {
             "certified": [self.certified_accuracy(eps) for eps in radii],
             "attacked": [self.attacked_accuracy(eps) for eps in radii],
             "searched": [self.searched_accuracy(eps) for eps in radii],
         }
 
-    def plot(self, axes: Any = None, epsilons: Sequence[float] | None = None) -> Any:
+    def plot(self, axes: Any = None, epsilons: Sequence[float] | float | None = None) -> Any:
         """Draw certified accuracy against the radius, with what witnesses and a search leave; return the axes.
 
         Args:
@@ -297,7 +301,7 @@ class Certificate:
         )
         axes.step(radii, percent["attacked"], **high, linestyle="--", label="at most, by witnesses")
         if bool(self.search_radius[self.correct].isfinite().any()):
-            axes.step(radii, percent["searched"], **high, label="at most, by witnesses and PGD")
+            axes.step(radii, percent["searched"], **high, label="at most, by witnesses and a search")
         axes.step(radii, percent["certified"], **low, label="at least, certified")
         axes.set(xlabel=f"size of the perturbation (l{self.p:g})", ylabel="robust accuracy, %")
         axes.set(xlim=(0, max(radii)), ylim=(0, 100))
@@ -376,6 +380,10 @@ def concatenate(parts: Sequence[Certificate]) -> Certificate:
         evidence=joined_evidence([part.evidence for part in parts]),
         box=joined_boxes([part.box for part in parts]),
     )
+
+
+def _several(epsilons: Sequence[float] | float) -> list[float]:
+    return [float(eps) for eps in ([epsilons] if isinstance(epsilons, int | float) else epsilons)]
 
 
 def _eps(eps: float) -> float:

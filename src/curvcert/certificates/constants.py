@@ -1,8 +1,10 @@
 """The constants that certificates rest on, for all pairs of classes at once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 import torch
@@ -14,6 +16,8 @@ from curvcert.bounds.curvature.unrolled import bends_unevenly, unrolled_terms
 from curvcert.bounds.lipschitz.method import without_constants
 from curvcert.bounds.lipschitz.portfolio import LIPSCHITZ_METHODS, lipschitz_of
 from curvcert.bounds.lipschitz.problem import Problem
+from curvcert.bounds.types import Bound
+from curvcert.budget import Budget, OutOfTime
 from curvcert.errors import UnsupportedActivation, UnsupportedModule
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
@@ -30,8 +34,8 @@ class PairConstants:
     K bounds the whole second derivative; `above[y, i]` its largest eigenvalue for f_i - f_y, which is all that radii
     ask for, and `above[i, y]` minus the least, all that an attack does.  They differ where activations bend unevenly.
 
-    `names` say in words how each table was made, `made_by` names the methods.  `terms` are what each activation, by its
-    number, adds to K at most, where that is known; see `unrolled_terms`.
+    `names` say in words how each table was made, `made_by` names the methods.  `terms` returns what each activation, by
+    its number, adds to K at most, where that is known; see `unrolled_terms`.
     """
 
     L: Tensor
@@ -40,7 +44,7 @@ class PairConstants:
     names: tuple[str, str]
     made_by: tuple[tuple[str, ...], tuple[str, ...]]
     notes: tuple[str, ...]
-    terms: Mapping[int, Tensor]
+    terms: Callable[[], Mapping[int, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -55,34 +59,50 @@ class Tables:
     required: bool = True
 
 
-def global_constants(network: Network, pairs: Problem, tables: Tables) -> PairConstants:
-    """Compute tables of constants; `pairs` are all pairs of the network's classes."""
+def global_constants(network: Network, pairs: Problem, tables: Tables, budget: Budget | None = None) -> PairConstants:
+    """Compute tables of constants; `pairs` are all pairs of the network's classes.
+
+    A budget leaves those of the cheapest methods, and a note.
+    """
     L = K = pair_table(torch.full((_pairs(network),), torch.nan, dtype=torch.float64, device=network.device), network)
     above, L_name, K_name = K, "", ""
     L_methods: tuple[str, ...] = ()
     K_methods: tuple[str, ...] = ()
     notes: list[str] = []
-    terms: dict[int, Tensor] = {}
+    terms: Callable[[], Mapping[int, Tensor]] = dict
     if not network.has_constants and (tables.L or tables.K):
         if tables.required:
             raise without_constants(network)
         notes.append(f"global constants skipped: {without_constants(network)}")
         tables = Tables()
     if tables.L is not None:
-        bound = lipschitz_of(pairs, tables.L, _RECHECKABLE)
+        bound = lipschitz_of(pairs, tables.L, _RECHECKABLE, budget)
+        notes += _cut(bound, budget)
         L, L_name, L_methods = pair_table(bound.value, network), bound.method, bound.methods
     if tables.K is not None:
         try:
-            bound = curvature_of(pairs, tables.K)
+            bound = curvature_of(pairs, tables.K, budget)
+            notes += _cut(bound, budget)
             K, K_name, K_methods = pair_table(bound.value, network), bound.method, bound.methods
-            above = _above(network, pairs, tables.K, K)
+            try:
+                with nullcontext() if budget is None else budget.limits():
+                    above = _above(network, pairs, tables.K, K)
+            except OutOfTime:
+                if budget is None:
+                    raise  # that of a budget around this one
+                notes.append(f"curvature from one side skipped: the budget of {budget.seconds:g} s was spent")
             if tables.K == "auto":
-                terms = {a: pair_table(term.value, network) for a, term in unrolled_terms(pairs).items()}
+                terms = cache(lambda: {a: pair_table(one.value, network) for a, one in unrolled_terms(pairs).items()})
         except (UnsupportedActivation, UnsupportedModule) as error:
             if tables.required:
                 raise
             notes.append(f"curvature skipped: {error}")
     return PairConstants(L, K, above, (L_name, K_name), (L_methods, K_methods), tuple(notes), terms)
+
+
+def _cut(bound: Bound, budget: Budget | None) -> list[str]:
+    """Return a note for every method that a budget left out."""
+    return [] if budget is None else [f"constants by {reason}" for reason in bound.skipped if "budget" in reason]
 
 
 def _above(network: Network, pairs: Problem, method: str, K: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.propagation.analysis import AtPoints
 from curvcert.propagation.covectors import Covectors
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 ZONES = 6
 """Zones of the line: one about x, half as long, which also covers all that lies behind it, and equal ones up to r."""
@@ -366,14 +366,14 @@ class _Seen:
         """Bound F over the zone, K a bound on the curvature."""
         low, high = self.steep
         steepest, reach = torch.maximum(low.abs(), high.abs()), zone.r + torch.maximum(zone.r, zone.at)
-        rounding = self.size * self.off + 0.5 * K * self.off * (2 * reach + self.off)
+        rounding = Upper(self.size) * self.off + (Upper(2 * reach, 2) + self.off) * self.off * K / 2.0
         touch = zone.touching(high - K * zone.at, self.across)
         ends = []
         for alpha in (zone.low, zone.high):
-            lost = inflate(self.across * zone.across(alpha, touch) + rounding, gamma(16))
+            lost = (rounding + Upper(self.across) * zone.across(alpha, touch)).bound
             # A zone that was cut may lie before its point altogether: the step's sign chooses the slope.
             step = alpha - zone.at
-            along, bent = torch.maximum(low * step, high * step), inflate(0.5 * K * zone.squared(alpha), gamma(8))
+            along, bent = torch.maximum(low * step, high * step), (Upper(zone.squared(alpha)) * K / 2.0).bound
             size = self.F.abs() + steepest * (alpha.abs() + zone.at) + bent + lost
             ends.append(self.F + along + bent + lost + gamma(16) * size)
         return torch.maximum(*ends) + TINY
@@ -422,9 +422,9 @@ def _points(x: Tensor, g: Tensor, zone: _Zone) -> tuple[Tensor, Tensor, Tensor]:
     v = g / torch.linalg.vector_norm(g, dim=1, keepdim=True).clamp(min=2.0**-900)
     flat = x.flatten(1)
     points = (flat + zone.at[:, None] * v).reshape(x.shape)
-    size = norm_upper_bound_of_vectors(flat, 2, 1) + zone.r + torch.maximum(zone.r, zone.at)
-    off = inflate(gamma(2 * flat.shape[1] + 64) * size, gamma(4)) + TINY
-    return points, v, torch.where(peak[:, 0] > 0, off, torch.inf)
+    size = Upper(norm_upper_bound_of_vectors(flat, 2, 1)) + zone.r + torch.maximum(zone.r, zone.at)
+    off = size * gamma(2 * flat.shape[1] + 64) + TINY
+    return points, v, torch.where(peak[:, 0] > 0, off.bound, torch.inf)
 
 
 def _seen(line: Line, at: AtPoints, gradient: Covectors, v: Tensor, label: Tensor, other: Tensor, off: Tensor) -> _Seen:
@@ -433,15 +433,14 @@ def _seen(line: Line, at: AtPoints, gradient: Covectors, v: Tensor, label: Tenso
     value, error = last.value.flatten(1), last.error.flatten(1)
     own, others = label[:, None], other[:, None]
     gap = (value.gather(1, others) - value.gather(1, own))[:, 0]
-    doubt = (error.gather(1, others) + error.gather(1, own))[:, 0] + line.deviations[label, other]
-    F = gap + inflate(doubt + 2 * UNIT_ROUNDOFF * gap.abs(), gamma(4))
+    doubt = (Upper(error.gather(1, others)) + error.gather(1, own))[:, 0] + line.deviations[label, other]
+    F = gap + (doubt + 2 * UNIT_ROUNDOFF * gap.abs()).bound
     g, drift = gradient.value.flatten(2)[:, 0], gradient.drift[:, 0]
-    length = norm_upper_bound_of_vectors(g, 2, 1)
+    length = Upper(norm_upper_bound_of_vectors(g, 2, 1))
     slope = (g * v).sum(dim=1)
-    doubt = inflate(drift + gamma(2 * n + 64) * length, gamma(4)) + TINY
-    across = norm_upper_bound_of_vectors(g - slope[:, None] * v, 2, 1)
-    across = inflate(across + drift + 16 * UNIT_ROUNDOFF * length, gamma(8)) + TINY
-    return _Seen(F, (slope - doubt, slope + doubt), across, inflate(length + drift, gamma(4)), off)
+    unsure = (length * gamma(2 * n + 64) + drift + TINY).bound
+    across = length * (16 * UNIT_ROUNDOFF) + norm_upper_bound_of_vectors(g - slope[:, None] * v, 2, 1) + drift + TINY
+    return _Seen(F, (slope - unsure, slope + unsure), across.bound, (length + drift).bound, off)
 
 
 def _size(line: Line, layers: Layers | None) -> int:

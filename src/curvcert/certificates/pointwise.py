@@ -8,7 +8,7 @@ from torch import Tensor
 from curvcert.bounds.lipschitz.analyses import at_points
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.propagation.analysis import AtPoints
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ def evaluate_points(
     label = logits.argmax(dim=1) if y is None else y
     own, own_error = logits.gather(1, label[:, None]), error.gather(1, label[:, None])
     gap = own - logits
-    lost = own_error + error + 2 * UNIT_ROUNDOFF * gap.abs() + deviations[label]
-    margin = gap - inflate(lost, gamma(4))
+    lost = Upper(own_error) + error + 2 * UNIT_ROUNDOFF * gap.abs() + deviations[label]
+    margin = gap - lost.bound
     margin = margin.scatter(1, label[:, None], torch.inf)
     correct = margin.amin(dim=1) > 0
     norm, gradient = torch.full_like(margin, torch.inf), None

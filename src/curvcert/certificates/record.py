@@ -94,6 +94,8 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
     arrays |= {"L": evidence.L.numpy(), "K": evidence.K.numpy(), "K_used": evidence.K_used.numpy()}
     arrays |= {f"{_RADII}{name}": value.numpy() for name, value in saved["radii"].items()}
     arrays |= {name: saved[name].numpy() for name in ("witness_index", "witness_points")}
+    if saved["steps"] is not None:
+        arrays["steps"] = saved["steps"].numpy()
     if saved["box"] is not None:
         arrays["box"] = saved["box"].to_array().numpy()
     header = {
@@ -110,6 +112,7 @@ def write_certificate_file(path: Path | str, saved: Mapping[str, Any]) -> Path:
         "assumes": list(saved["assumes"]),
         "notes": list(saved["notes"]),
         "inside_box": saved["inside_box"],
+        **({} if saved["threshold"] is None else {"threshold": saved["threshold"]}),
     }
     return write_tensor_file(path, KIND, VERSION, header, arrays)
 
@@ -142,6 +145,7 @@ def read_certificate_file(path: Path | str) -> dict[str, Any]:
         "assumes": tuple(header["assumes"]),
         "notes": tuple(header["notes"]),
         "inside_box": header["inside_box"],
+        "threshold": header.get("threshold"),
         "box": None if box is None else Box(box[0], box[1], box.dim() == 2 + len(header["in_shape"])),
         "evidence": Evidence(header["network"], inputs, L, K, names, made_by, K_used, SLACK),
     }
@@ -153,7 +157,12 @@ def _require(path: Path | str, holds: bool, what: str) -> None:
 
 
 def _require_header(path: Path | str, header: dict[str, Any]) -> None:
-    _require(path, set(header) == _HEADER, f"missing or unknown header fields: {sorted(set(header) ^ _HEADER)}")
+    known = _HEADER | ({"threshold"} & set(header))
+    _require(path, set(header) == known, f"missing or unknown header fields: {sorted(set(header) ^ known)}")
+    threshold = header.get("threshold", 0.0)
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and math.isfinite(threshold)
+    _require(path, number, "its threshold is not a finite number")
+    _require(path, "threshold" not in header or header["classes"] == 2, "it has a threshold, and not two classes")
     counts = [header["samples"], header["classes"], *_list(header["in_shape"])]
     whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 < count < 2**31 for count in counts)
     _require(path, whole and isinstance(header["in_shape"], list), "its sizes are not positive whole numbers")
@@ -190,6 +199,7 @@ def _require_arrays(path: Path | str, arrays: Arrays, n: int, classes: int, in_s
     expected |= {name: ("<f8", (n,)) for name in radii}
     shown = len(arrays["witness_index"].reshape(-1)) if "witness_index" in arrays else 0
     expected |= {"witness_index": ("<i8", (shown,)), "witness_points": ("<f8", (shown, *in_shape))}
+    expected |= {"steps": ("<i8", (n,))} if "steps" in arrays else {}
     if "box" in arrays:
         shapes = [(2,), (2, *in_shape), (2, n, *in_shape)]
         expected["box"] = ("<f8", arrays["box"].shape if arrays["box"].shape in shapes else shapes[1])
@@ -220,6 +230,8 @@ def _require_consistency(path: Path | str, header: dict[str, Any], arrays: Array
     _require(path, bool(((codes >= 0) & (codes < len(header["methods"]))).all()), "a method has no name")
     for name in ("radius", "pair_radius", "attack_radius", "search_radius"):
         _require(path, bool((arrays[name] >= 0).all()), f"{name} has a negative entry or NaN")
+    if "steps" in arrays:
+        _require(path, bool((arrays["steps"] >= 0).all()), "a sample has fewer than no steps")
     for name in ("L", "K", "K_used", *(name for name in arrays if name.startswith(_RADII))):
         _require(path, not bool((arrays[name] < 0).any()), f"{name} has a negative entry")
     _require(path, not bool(np.isnan(arrays["margin"]).any()), "margin has a NaN")

@@ -1,4 +1,4 @@
-"""Certificates beside what a search found: merged into one interval a sample, and told apart."""
+"""Certificates beside what a search found: merged into one interval per sample, and told apart."""
 
 from dataclasses import replace
 
@@ -34,6 +34,7 @@ def with_search(certificate: Certificate, network: Network, x: Tensor, attack: A
     >>> bool(merged.radius[0] <= 0.5 < merged.falsified_radius[0] < 0.601)
     True
     """
+    network = network.decided(certificate.threshold)
     x = network.require_batch(x).to(network.device)
     if len(x) != len(certificate) or attack.points.shape != x.shape:
         raise InvalidInput(f"The search has {len(attack.points)} points, the certificate {len(certificate)} samples.")

@@ -61,6 +61,8 @@ class Claims:
     box: tuple[Array, Array] | None
     """The sides of the range of valid inputs: of all samples, or with one row for each."""
     inside_box: bool
+    threshold: float | None
+    """For a network of one output: what the label 1 is above of, which is its output 0."""
 
     def sides(self, k: int) -> tuple[Array, Array] | None:
         """Return the lowest and the highest values of a sample's box, of its shape, if there is a box."""
@@ -91,8 +93,9 @@ def read_claims(path: Path | str) -> Claims:
         InvalidFile: if it is cut short, altered, of another kind or version, or contradicts itself.
     """
     content = read(path, KIND, VERSION)
-    if set(content.header) != _FIELDS:
-        content.refuse(f"missing or unknown header fields {sorted(set(content.header) ^ _FIELDS)}")
+    fields = _FIELDS | ({"threshold"} & set(content.header))
+    if set(content.header) != fields:
+        content.refuse(f"missing or unknown header fields {sorted(set(content.header) ^ fields)}")
     n, classes, in_shape, p = _sizes(content)
     numbers: dict[str, Array] = {name: content.array(name, "<f8", (n,)) for name in _NUMBERS}
     flags = {name: _flags(content, name, n) for name in ("correct", "curvature_wins", "comparison_known")}
@@ -132,13 +135,23 @@ def read_claims(path: Path | str) -> Claims:
         witness_points=content.array("witness_points", "<f8", (len(index), *in_shape)),
         box=box,
         inside_box=inside,
+        threshold=_threshold(content, classes),
         **numbers,
     )
-    known = {*_NUMBERS, *_OTHERS, *radii, *({"box"} if box else ())}
+    known = {*_NUMBERS, *_OTHERS, *radii, *({"box"} if box else ()), *_steps(content, n)}
     if set(content.arrays) != known:
         content.refuse(f"unknown arrays {sorted(set(content.arrays) - known)}")
     _require_consistency(content, claims, classes)
     return claims
+
+
+def _steps(content: Content, n: int) -> set[str]:
+    """Return the name of the array that tells how much of its work a budget allowed, if there is one: no claim."""
+    if "steps" not in content.arrays:
+        return set()
+    if bool((content.array("steps", "<i8", (n,)) < 0).any()):
+        content.refuse("a sample has fewer than no steps")
+    return {"steps"}
 
 
 def _box(content: Content, n: int, in_shape: tuple[int, ...]) -> tuple[Array, Array] | None:
@@ -150,6 +163,15 @@ def _box(content: Content, n: int, in_shape: tuple[int, ...]) -> tuple[Array, Ar
     if not bool((sides[0] <= sides[1]).all()):
         content.refuse("a side of its box is NaN, or a lower one above the upper one")
     return sides[0], sides[1]
+
+
+def _threshold(content: Content, classes: int) -> float | None:
+    if "threshold" not in content.header:
+        return None
+    found = content.header["threshold"]
+    if type(found) not in (int, float) or not math.isfinite(found) or classes != 2:
+        content.refuse("its threshold is no finite number, or there are not two classes")
+    return float(found)
 
 
 def _sizes(content: Content) -> tuple[int, int, tuple[int, ...], float]:

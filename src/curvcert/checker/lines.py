@@ -85,7 +85,7 @@ class _Seen:
     off: float
 
     def negative(self, zone: Zone, kappa: float) -> bool:
-        """Tell whether F is proven to be negative all over a zone, with a bound on how fast its gradient changes."""
+        """Whether F is proven to be negative all over a zone, with a bound on how fast its gradient changes."""
         rounding = self.size * self.off + 0.5 * kappa * self.off * (4 * zone.r + self.off)
         share = zone.peak(self.slope[1] - kappa * zone.at, self.across)
         for alpha, slope in zip((zone.low, zone.high), self.slope, strict=True):
@@ -133,12 +133,12 @@ def zones(r: float, count: int) -> Iterator[Zone]:
 
 
 def _holds(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int], r: float, count: int) -> bool:
-    """Tell whether a pair is negative in every zone; the first that fails is the last that is looked at."""
+    """Whether a pair is negative in every zone; the first that fails is the last that is looked at."""
     return all(_holds_in(facts, x, direction, pair, zone) for zone in zones(r, count))
 
 
 def _holds_in(facts: Facts, x: Passed, direction: _Direction, pair: tuple[int, int], zone: Zone) -> bool:
-    """Tell whether a pair is negative in a zone: by the global constant, or by a ball if without curvature it is."""
+    """Whether a pair is negative in a zone: by the global constant, or by a ball if without curvature it is."""
     seen, K = _seen(facts, x.values[0].value, direction, pair, zone.at), float(facts.K_above[pair])
     if seen.negative(zone, K):
         return True

@@ -123,6 +123,9 @@ class _Sample:
         claims, k, own, m = self.claims, self.k, self.label, self.point.m
         logits, error = self.point.passed.outputs.value, self.point.passed.outputs.error
         ceiling = np.delete(logits[own] + error[own] - logits + error, own).min()
+        if claims.threshold is not None:
+            told = abs(logits[0] - claims.threshold) <= error[0]
+            require(bool(told), f"the threshold is claimed to be {claims.threshold!r}, the network has {logits[0]!r}")
         claimed = float(claims.margin[k])
         small = claimed <= ceiling + 8 * U * abs(ceiling)
         require(small, f"the margin is claimed to be {claimed:.9g}, it is {ceiling:.9g}")

@@ -1,4 +1,4 @@
-"""The command line: `curvcert`, or `python -m curvcert`.  One file a subcommand, no mathematics.
+"""The command line: `curvcert`, or `python -m curvcert`.  One file per subcommand, no mathematics.
 
 Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 4 undecided; 5 the
 surroundings failed, such as a full disk; 130 stopped by Ctrl-C.
@@ -23,9 +23,7 @@ CLAIM_FAILED, BAD_INPUT, FAULT, SURROUNDINGS = 1, 2, 3, 5
 _EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the system that no other input would mend."""
 
-app = typer.Typer(
-    name="curvcert", cls=Subcommands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="curvcert", cls=Subcommands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from curvcert.bounds.curvature import CURVATURE_METHODS, curvature
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, lipschitz
 from curvcert.bounds.lipschitz.problem import Pair
 from curvcert.bounds.types import Bound
+from curvcert.budget import budget_of
 from curvcert.cli import options
 from curvcert.cli.inputs import load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
@@ -64,6 +65,7 @@ def bound_command(
     split: options.Split = "test",
     data_folder: options.DataFolder = None,
     device: options.Device = "cpu",
+    budget: options.Budget = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -92,7 +94,7 @@ def bound_command(
     wanted = _quantities(only if side == "both" else "curvature", method)
     if radius is not None and at is None:
         raise InvalidInput("--radius is about balls: add their centres, such as --at digits.")
-    inputs = None if at is None else load_inputs(at, split, data_folder, samples)
+    inputs = None if at is None else load_inputs(at, split, data_folder, samples, labelled=False)
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
     network = load_network(choice, None if inputs is None else inputs.shape)
     if inputs is not None:
@@ -107,14 +109,25 @@ def bound_command(
         "pair": _pair(pair),
         "logit": logit,
     }
+    limit = budget_of(budget)
     with output.working(f"bounding the {' and the '.join(wanted)} constant"):
         found = [
-            _answer(name, network, arguments | ({"side": side} if name == "curvature" else {}), alone=len(wanted) == 1)
-            for name in wanted
+            _answer(
+                name,
+                network,
+                arguments
+                | ({"side": side} if name == "curvature" else {})
+                | {"budget": None if limit is None else limit.until(limit.seconds * (k + 1) / len(wanted))},
+                alone=len(wanted) == 1,
+            )
+            for k, name in enumerate(wanted)
         ]
     pairs = list(combinations(range(network.outputs), 2)) if arguments["pair"] == "all" else None
-    resting = dict.fromkeys(line for one in found if one.bound is not None for line in one.bound.assumes)
-    output.show(_summary(found, model), *(t for one in found for t in one.tables(pairs)), *assumed(list(resting)))
+    bounds = [one.bound for one in found if one.bound is not None]
+    resting = dict.fromkeys(line for bound in bounds for line in bound.assumes)
+    notes = dict.fromkeys(f"Note: {line}" for bound in bounds for line in bound.notes)
+    tables = (table for one in found for table in one.tables(pairs))
+    output.show(_summary(found, model), *tables, *assumed(list(resting)), *notes)
     lines = [f"{one.letter} {one.largest!r}" for one in found if one.bound is not None]
     content = {"command": "bound", "curvcert": __version__, "model": model} | {one.name: one.facts() for one in found}
     output.answer("\n".join(lines), content | ({} if pairs is None else {"pairs": pairs}))
@@ -153,6 +166,7 @@ class Answer:
             "side": self.bound.side,
             "skipped": self.bound.skipped,
             "assumes": self.bound.assumes,
+            "notes": self.bound.notes,
             "per_layer": layers,
         }
 

@@ -1,7 +1,5 @@
 """`curvcert certify`: certified radii of a data set, as a file that can be checked, a table and a page."""
 
-import csv
-import io
 import math
 import shlex
 import sys
@@ -12,22 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, final
 
-import torch
 import typer
 from rich.table import Table
 from torch import Tensor
 
 from curvcert._version import __version__
 from curvcert.attacks import Attack
+from curvcert.budget import budget_of
 from curvcert.certificates import Certificate, Certifier, certifier, with_search
-from curvcert.certificates.methods import RADII
 from curvcert.cli import options
 from curvcert.cli.inputs import Inputs, load_inputs, require_fit
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.output import Output, assumed
 from curvcert.cli.requirements import Requirement, radii_to_decide
+from curvcert.cli.sample_table import predictions, table_of_samples
 from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
-from curvcert.cli.searching import MULTIPLES, RESTARTS, STEPS, nearest_found
+from curvcert.cli.searching import ATTACKS, MULTIPLES, RESTARTS, STEPS, nearest_found, require_attack
 from curvcert.cli.shared_certification import LOST_AFTER, Found, SharedCertification
 from curvcert.errors import InvalidInput
 from curvcert.folder_lock import locked
@@ -51,17 +49,23 @@ FILES = {
 }
 """What a certification leaves in its folder, whether or not a report is written."""
 
-COLUMNS = ("radius", *RADII, "attack_radius", "search_radius", "margin")
-
 
 def certify_command(
     model: options.ModelName,
     data: options.DataName,
-    out: Annotated[Path, typer.Option(help="The folder for the results; it is made if need be.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            rich_help_panel=options.OUTPUT,
+            help="The folder for the results; it is made if need be.",
+            show_default=False,
+        ),
+    ],
     p: options.Norm = 2.0,
     eps: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=options.CLAIM,
             metavar="EPS,EPS",
             help="Radii to decide, such as 36/255,72/255: quicker, since nothing beyond them is proven. Leave it out "
             "for the largest radii.",
@@ -70,6 +74,7 @@ def certify_command(
     require: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=options.CLAIM,
             metavar="SHARE@RADIUS",
             help="What must be proven, such as 0.9@36/255: if less is, the exit status is 1. Several are allowed.",
         ),
@@ -77,41 +82,84 @@ def certify_command(
     method: Annotated[
         str,
         typer.Option(
+            rich_help_panel=options.CLAIM,
             help="auto (the best of all), checkable (the best that check can prove again), lipschitz, "
             "anchored-lipschitz, line, linear, quadratic, norms, shell, anchored, product, liplt, lipsdp-recursion, "
-            "compositional, unrolled or crc."
+            "compositional, unrolled or crc.",
         ),
     ] = "auto",
     box: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="The range of valid inputs; it limits witnesses, not radii."),
+        typer.Option(
+            rich_help_panel=options.CLAIM,
+            metavar="LOW HIGH",
+            help="The range of valid inputs; it limits witnesses, not radii.",
+        ),
     ] = None,
     inside_box: Annotated[
-        bool, typer.Option("--inside-box", help="Prove the part of each ball that lies inside --box alone.")
+        bool,
+        typer.Option(
+            "--inside-box",
+            rich_help_panel=options.CLAIM,
+            help="Prove the part of each ball that lies inside --box alone.",
+        ),
     ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            rich_help_panel=options.CLAIM,
+            help="For a model of one output: label 1 is where the output is above it, label 0 where it is below.",
+        ),
+    ] = None,
     normalise: options.Normalise = None,
     weights: options.Weights = None,
     evaluate: options.Evaluate = False,
     input_shape: options.InputShape = None,
     split: options.Split = "test",
     data_folder: options.DataFolder = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Only the first samples; all by default.")] = None,
-    class_names: Annotated[str | None, typer.Option(metavar="A,B,C", help="Names of the classes, in order.")] = None,
-    search: Annotated[bool, typer.Option(help="Look for misclassified points by PGD, beside the proofs.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of that search.")] = 0,
+    labels: options.Labels = None,
+    samples: Annotated[
+        int | None, typer.Option(rich_help_panel=options.DATA, min=1, help="Only the first samples; all by default.")
+    ] = None,
+    class_names: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=options.OUTPUT, metavar="A,B,C", help="Names of the classes, in order."),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option(rich_help_panel=options.SEARCH, help="Look for misclassified points, beside the proofs.")
+    ] = True,
+    attack: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=options.SEARCH,
+            metavar="NAME",
+            help=f"What looks for them: {', '.join(ATTACKS)}. All but pgd need the package of that name.",
+        ),
+    ] = "pgd",
+    seed: Annotated[int, typer.Option(rich_help_panel=options.SEARCH, min=0, help="The seed of that search.")] = 0,
     device: options.Device = "cpu",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time; chosen by default.")] = None,
-    part_size: Annotated[int, typer.Option(min=1, help="Samples between two savings.")] = 64,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the certification in the folder.")] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel=options.RUN, min=1, help="Samples at a time; chosen by default.")
+    ] = None,
+    budget: options.Budget = None,
+    part_size: Annotated[
+        int, typer.Option(rich_help_panel=options.RUN, min=1, help="Samples between two savings.")
+    ] = 64,
+    resume: Annotated[
+        bool, typer.Option("--resume", rich_help_panel=options.RUN, help="Go on with the certification in the folder.")
+    ] = False,
     lost_after: Annotated[
         float,
         typer.Option(
+            rich_help_panel=options.RUN,
             min=2.0,
             metavar="SECONDS",
             help="Under torchrun: rank 0 takes over the parts of a rank that shows no sign of life for so long.",
         ),
     ] = LOST_AFTER,
-    report: Annotated[bool, typer.Option(help="Write report.html, its figures and its data.")] = True,
+    report: Annotated[
+        bool, typer.Option(rich_help_panel=options.OUTPUT, help="Write report.html, its figures and its data.")
+    ] = True,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -149,12 +197,18 @@ def certify_command(
     required = [Requirement.read(text) for text in require or ()]
     epsilons = radii_to_decide(None if eps is None else options.numbers(eps, "--eps"), required)
     names = None if class_names is None else [name.strip() for name in class_names.split(",")]
-    inputs = load_inputs(data, split, data_folder, samples)
+    inputs = load_inputs(data, split, data_folder, samples, labels)
     network = load_network(ModelChoice(model, weights, normalise, input_shape, evaluate), inputs.shape)
+    network = network.decided(threshold)
     require_fit(network, inputs)
+    if names is None and len(inputs.class_names) == network.outputs:
+        names = list(inputs.class_names)
     if names is not None and len(names) != network.outputs:
         raise InvalidInput(f"--class-names has {len(names)} names, the model {network.outputs} classes. Give one each.")
-    request = Request(validate_p(p), method, epsilons, box, inside_box, search, seed, batch_size)
+    limit = budget_of(budget)
+    # A search proves nothing: what time there is goes to the proofs.
+    searched_by = attack if search and limit is None else None
+    request = Request(validate_p(p), method, epsilons, box, inside_box, searched_by, seed, batch_size, budget)
     request.require_searchable()
     place = place_from()
     here = require_device(str(place.device(device)))
@@ -166,13 +220,17 @@ def certify_command(
         if place.is_first:
             output.notice("Bounding the network ...")
         shown = None if place.is_first and not quiet else False
-        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown)
+        return certifier(network, request.p, method, box, inside_box, epsilons, here, shown, limit)
+
+    def compute(part: slice) -> Found:
+        later = sum(one.stop - one.start for one in parts if one.start > part.start) // place.size
+        return certified(ready(), inputs.x[part], inputs.y[part], request, later)
 
     # One run in a folder; the other ranks of this one write below the lock of the first.
     with locked(out, "curvcert certify") if place.is_first else nullcontext():
         try:
             with shares.opened(resume or place.restarted):
-                found = shares.certify(lambda part: certified(ready(), inputs.x[part], inputs.y[part], request))
+                found = shares.certify(compute)
         except KeyboardInterrupt:
             if place.is_first:
                 done = sum(part.stop - part.start for part in parts if parts.certificate_path(part).exists())
@@ -183,13 +241,14 @@ def certify_command(
             raise typer.Exit(INTERRUPTED) from None
         if found is None:
             return  # the results are rank 0's to write
-        certificate, attack = found
+        certificate, points = found
         certificate = certificate.save(out / FILES["certificate"])
         save_network(network.classified, out / FILES["network"])
         rows = table_of_samples(certificate, predictions(network.to(here), inputs.x), names)
         write_whole(out / FILES["samples"], rows)
         files = {name: out / file for name, file in FILES.items()}
         radii = shown_epsilons(certificate, epsilons)
+        _ask_where_nothing_is_correct(certificate, model, output)
         output.show(
             accuracy_table(certificate, radii), *certificate.notes, *assumed(certificate.assumes), *_listed(files)
         )
@@ -205,10 +264,10 @@ def certify_command(
                     title=f"{model} on {len(inputs)} samples of {data}",
                     command=shlex.join(["curvcert", *sys.argv[1:]]),
                     epsilons=epsilons,
-                    searches=() if attack is None else (attack,),
-                    seeds={"pgd": seed} if search else None,
+                    searches=() if points is None else (points,),
+                    seeds={attack: seed} if searched_by else None,
                     required=[Required(one.verdict(certificate), one.is_met(certificate)) for one in required],
-                    check=_check_command(files, data, split, data_folder),
+                    check=_command_of_check(files, data, split, data_folder, labels),
                 )
                 page = {"report": write_report(facts, out / "report.html")}
             except KeyboardInterrupt:
@@ -232,89 +291,68 @@ class Request:
     epsilons: tuple[float, ...] | None
     box: tuple[float, float] | None
     inside_box: bool
-    search: bool
+    attack: str | None
     seed: int
     batch_size: int | None
+    budget: float | None = None
 
     def require_searchable(self) -> None:
-        """Raise where PGD does not cover the norm."""
-        if self.search and self.p not in (1.0, 2.0, math.inf):
+        """Raise where the search does not cover what is asked."""
+        if self.attack is None:
+            return
+        require_attack(self.attack, self.epsilons)
+        if self.p not in (1.0, 2.0, math.inf):
             raise InvalidInput(f"The search covers p = 1, 2 and inf, got {self.p:g}. Add --no-search.")
 
     def plan(self, network: Network, inputs: Inputs, part_size: int) -> Plan:
         """Return what the parts will hold; the size of batches and the device change nothing that is claimed."""
-        search = {"multiples": MULTIPLES, "steps": STEPS, "restarts": RESTARTS, "seed": self.seed}
+        search = {
+            "attack": self.attack,
+            "multiples": MULTIPLES,
+            "steps": STEPS,
+            "restarts": RESTARTS,
+            "seed": self.seed,
+        }
         chosen: dict[str, Any] = {
             "p": "inf" if math.isinf(self.p) else self.p,
             "method": self.method,
             "eps": self.epsilons,
             "box": self.box,
             "inside_box": self.inside_box,
-            "search": search if self.search else None,
-        }
+            "search": {**search, "seed": self.seed} if self.attack else None,
+        } | ({} if self.budget is None else {"budget": self.budget})
         digests = (network_digest(network.classified), digest_of(inputs.x), digest_of(inputs.y))
         return Plan(__version__, *digests, len(inputs), part_size, chosen)
 
 
-def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request) -> Found:
-    """Certify samples and search beside it."""
-    certificate = ready(x, y, request.batch_size, progress=False)
-    if not request.search:
+def certified(ready: Certifier, x: Tensor, y: Tensor, request: Request, later: int) -> Found:
+    """Certify samples and search beside it; `later` ones share what is left of a budget."""
+    certificate = ready(x, y, request.batch_size, progress=False, later=later)
+    if request.attack is None:
         return certificate, None
     here = x.to(ready.network.device)
-    attack = nearest_found(certificate, ready.network, here, request.epsilons or (), request.box, request.seed)
-    return with_search(certificate, ready.network, here, attack), Attack(attack.broken.cpu(), attack.points.cpu())
+    found = nearest_found(
+        certificate, ready.network, here, request.epsilons or (), request.box, request.seed, request.attack
+    )
+    return with_search(certificate, ready.network, here, found), Attack(found.broken.cpu(), found.points.cpu())
 
 
-def predictions(network: Network, x: Tensor) -> list[int]:
-    """Return the classes that the network gives."""
-    with torch.no_grad():
-        return [k for part in x.split(256) for k in network(part.to(network.device)).flatten(1).argmax(1).tolist()]
+def _ask_where_nothing_is_correct(certificate: Certificate, model: str, output: Output) -> None:
+    if not bool(certificate.correct.any()):
+        weights = "" if Path(model).suffix in (".onnx", ".safetensors") else "its weights (--weights), or "
+        output.notice(
+            f"No sample is classified as its label, so nothing is proven. Does the model lack {weights}"
+            "a normalisation (--normalise), or are the labels numbered otherwise?"
+        )
 
 
-def table_of_samples(certificate: Certificate, predicted: Sequence[int], names: Sequence[str] | None = None) -> str:
-    """Return a CSV with one row per sample: float64 in full, "inf" for infinity, empty where a method was not run.
-
-    >>> from torch import nn
-    >>> from curvcert.network import trace
-    >>> net = trace(nn.Sequential(nn.Linear(2, 3), nn.Tanh()).eval(), torch.zeros(1, 2))
-    >>> text = table_of_samples(certifier(net, method="liplt")(torch.zeros(1, 2), torch.tensor([1])), [1])
-    >>> text.splitlines()[0].split(",")[:6]
-    ['sample', 'label', 'predicted', 'correct', 'radius', 'lipschitz']
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["sample", "label", "predicted", "correct", *COLUMNS, "method"])
-    missing = [math.nan] * len(certificate)
-    radii = {name: value.tolist() for name, value in certificate.radii.items()}
-    columns = [radii.get(name, missing) if name in RADII else getattr(certificate, name).tolist() for name in COLUMNS]
-    rows = zip(certificate.label.tolist(), predicted, certificate.correct.tolist(), certificate.method, strict=True)
-    for k, (label, given, correct, method) in enumerate(rows):
-        shown = [str(c) if names is None else as_text(names[c]) for c in (label, given)]
-        values = ["" if math.isnan(column[k]) else repr(column[k]) for column in columns]
-        writer.writerow([k, *shown, str(correct).lower(), *values, as_text(method)])
-    return text.getvalue()
-
-
-def as_text(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula: an apostrophe goes before it; numbers stay numbers.
-
-    >>> as_text("=1+1"), as_text("cat"), as_text("-1.5")
-    ("'=1+1", 'cat', '-1.5')
-    """
-    if not cell.lstrip().startswith(("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
-
-
-def _check_command(files: Mapping[str, Path], data: str, split: str, folder: Path | None) -> str:
+def _command_of_check(
+    files: Mapping[str, Path], data: str, split: str, folder: Path | None, labels: Path | None
+) -> str:
     """Return the command that proves the certificate again."""
     words = ["curvcert", "check", str(files["certificate"]), str(files["network"]), data]
     words += [] if split == "test" else ["--split", split]
+    words += [] if labels is None else ["--labels", str(labels)]
     return shlex.join([*words, *(() if folder is None else ("--data-folder", str(folder)))])
 
 

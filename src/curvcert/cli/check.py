@@ -48,6 +48,7 @@ def check_command(
     input_shape: options.InputShape = None,
     split: options.Split = "test",
     data_folder: options.DataFolder = None,
+    labels: options.Labels = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -70,13 +71,14 @@ def check_command(
     cannot be used.
     """
     output = Output(json, quiet)
-    samples = len(load_certificate(file))
-    inputs = load_inputs(data, split, data_folder, samples)
+    certificate = load_certificate(file)
+    samples = len(certificate)
+    inputs = load_inputs(data, split, data_folder, samples, labels)
     if len(inputs) < samples:
         raise InvalidInput(f"{file} is about {samples} samples, {inputs.name} has {len(inputs)}. Give the same data.")
     choice = ModelChoice(model, weights, normalise, input_shape, evaluate)
     with TemporaryDirectory() as folder, output.working(f"checking {samples} samples"):
-        network, declared = _network_file(choice, inputs.shape, folder)
+        network, declared = _network_file(choice, inputs.shape, folder, certificate.threshold)
         verdict = check_certificate(file, network, inputs.x.numpy(), inputs.y.numpy(), declared)
     verdict = verdict if is_network_file(model) else verdict.of_the_model()
     first = str(verdict).split("\n")[0]
@@ -86,13 +88,15 @@ def check_command(
         raise typer.Exit(CLAIM_FAILED if verdict.refused else UNDECIDED)
 
 
-def _network_file(choice: ModelChoice, shape: tuple[int, ...], folder: str) -> tuple[Path, dict[str, Declared]]:
+def _network_file(
+    choice: ModelChoice, shape: tuple[int, ...], folder: str, threshold: float | None
+) -> tuple[Path, dict[str, Declared]]:
     """Return the network as the checker reads it, and the formulas of activations that were declared.
 
     It is the file that was given, which has no formulas, or one made from the model.
     """
     if not is_network_file(choice.name):
-        network = load_network(choice, shape).classified
+        network = load_network(choice, shape).decided(threshold).classified
         acts = [node.activation for node in network.nodes if isinstance(node, ElementwiseNode)]
         declared = {act.name: Declared(partial(_values, act), act.slope) for act in acts if act.profiles is None}
         return save_network(network, Path(folder) / "network.safetensors"), declared

@@ -11,9 +11,10 @@ from typing import final
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model
-from torch import nn
+from torch import Tensor, nn
 
 from curvcert.cli.options import numbers, whole_numbers
+from curvcert.cli.torch_files import read_torch_file
 from curvcert.errors import InvalidFile, InvalidInput, meant
 from curvcert.network import Network, load_onnx, trace
 from curvcert.network.network_file import KIND as NETWORK_FILE
@@ -159,13 +160,8 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     """Load weights by name, all of them, without rounding any."""
     if not path.is_file():
         raise InvalidInput(f"--weights {path}: no such file. Write one with safetensors.torch.save_model(model, path).")
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InvalidFile(
-            f"--weights {path} is not a safetensors file that can be read: {error}. From a PyTorch file: "
-            "safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')."
-        ) from error
+    pickled = path.suffix.lower() in (".pt", ".pth")
+    found = _state_dict(path) if pickled else _tensors(path)
     own = model.state_dict()
     for name in sorted(found.keys() & own.keys()):
         if found[name].shape != own[name].shape:
@@ -178,10 +174,32 @@ def _load_weights(model: nn.Module, path: Path) -> None:
                 f"--weights {path}: {name} is {found[name].dtype}, which {own[name].dtype} would round. Return a "
                 "module of the file's dtype, such as model.double()."
             )
-    missing, unexpected = load_model(model, path, strict=False)
+    # A tensor that several names share stands in a safetensors file under one of them.
+    read = model.load_state_dict(found, strict=False) if pickled else load_model(model, path, strict=False)
+    missing, unexpected = read
     for names, what in ((missing, "lacks"), (unexpected, "has, and the module has not,")):
         if names:
             raise InvalidInput(f"--weights {path} {what} {', '.join(sorted(names)[:4])}: it is of another module.")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InvalidFile(
+            f"--weights {path} is not a safetensors file that can be read: {error}. A PyTorch file ends in .pt."
+        ) from error
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a state dict, or of the one that a checkpoint holds under a name of its own."""
+    held = read_torch_file(path)
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(held, dict) and isinstance(held.get(name), dict):
+            held = held[name]
+    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+        raise InvalidFile(f"--weights {path} holds no state dict: write torch.save(model.state_dict(), path).")
+    return {str(name).removeprefix("module."): value for name, value in held.items()}
 
 
 def _normalisation(choice: ModelChoice, shape: Shape, dtype: torch.dtype) -> Normalise | None:

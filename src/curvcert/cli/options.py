@@ -13,6 +13,16 @@ from curvcert.errors import InvalidInput
 BUDGET_VARIABLE = "CURVCERT_BUDGET"
 """The environment variable by which `audit` and `train` do a share of their work, to try a line out."""
 
+CLAIM, MODEL, DATA, SEARCH, RUN, OUTPUT = (
+    "What is proven",
+    "The model",
+    "The data",
+    "The search for misclassified points",
+    "How it runs",
+    "What comes out",
+)
+"""The groups of options in the help."""
+
 ModelName = Annotated[
     str,
     typer.Argument(
@@ -24,32 +34,75 @@ ModelName = Annotated[
 ]
 DataName = Annotated[
     str,
-    typer.Argument(metavar="DATA", help="digits, mnist, cifar10, or a .npz file with x and y.", show_default=False),
+    typer.Argument(
+        metavar="DATA",
+        help="digits, mnist, cifar10; a .npz file with x and y, a .npy or .pt file; or a folder of images, one folder "
+        "per class.",
+        show_default=False,
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        rich_help_panel=DATA,
+        metavar="FILE",
+        help="The labels of a .npy or .pt file that has none: .npy, .pt or a text.",
+        show_default=False,
+    ),
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(help="A .safetensors file with the weights of package.module:factory; every name must match."),
+    typer.Option(
+        rich_help_panel=MODEL,
+        help="The weights of package.module:factory, a .safetensors file or a .pt state dict; every name must match.",
+    ),
 ]
-Evaluate = Annotated[bool, typer.Option("--eval", help="Put the factory's module into eval mode.")]
+Evaluate = Annotated[
+    bool, typer.Option("--eval", rich_help_panel=MODEL, help="Put the factory's module into eval mode.")
+]
 Normalise = Annotated[
     tuple[str, str] | None,
     typer.Option(
+        rich_help_panel=MODEL,
         metavar="MEAN STD",
         help="Put (x - MEAN) / STD in front of the model, so that radii are those of the raw input: one number, or "
         "one per channel with commas between.",
     ),
 ]
 InputShape = Annotated[
-    str | None, typer.Option(metavar="C,H,W", help="The shape of one input, where neither model nor data tell it.")
+    str | None,
+    typer.Option(
+        rich_help_panel=MODEL, metavar="C,H,W", help="The shape of one input, where neither model nor data tell it."
+    ),
 ]
-Norm = Annotated[float, typer.Option("--p", help="The norm of the inputs: 2, inf, 1, or a number between.")]
-Split = Annotated[str, typer.Option(help="Which half of digits, mnist or cifar10: test or train.")]
+Norm = Annotated[
+    float, typer.Option("--p", rich_help_panel=CLAIM, help="The norm of the inputs: 2, inf, 1, or a number between.")
+]
+Split = Annotated[
+    str, typer.Option(rich_help_panel=DATA, help="Which half of digits, mnist or cifar10: test or train.")
+]
 DataFolder = Annotated[
-    Path | None, typer.Option(help="Where MNIST or CIFAR-10 is, or is to be downloaded to.", show_default=False)
+    Path | None,
+    typer.Option(
+        rich_help_panel=DATA, help="Where MNIST or CIFAR-10 is, or is to be downloaded to.", show_default=False
+    ),
 ]
-Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 ...")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables, no progress: the result alone.")]
+Device = Annotated[str, typer.Option(rich_help_panel=RUN, help="Where to compute: cpu, cuda, cuda:1 ...")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object, and nothing else, on standard output."),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="No tables, no progress: the result alone.")
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        rich_help_panel=RUN,
+        metavar="SECONDS",
+        help="Stop after so long with what is proven by then, at least the cheapest bounds; there is no search then.",
+    ),
+]
 
 
 def budget_share(output: Output) -> float:

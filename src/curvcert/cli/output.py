@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from curvcert.cli.terminal import Visible, visible
-from curvcert.progress import sign_of_life
+from curvcert.progress import is_watched, sign_of_life
 
 
 @final
@@ -44,13 +44,13 @@ class Output:
             print(visible(text), file=sys.stderr)
 
     def progress(self) -> Progress:
-        """Return a bar with the time left; it shows nothing unless standard error is a terminal."""
+        """Return a bar with the time left; it shows nothing unless somebody watches."""
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        return Progress(*columns, console=console, transient=True, disable=self.quiet or not console.is_terminal)
+        return Progress(*columns, console=console, transient=True, disable=self.quiet or not is_watched(console))
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Show that work of unknown length goes on; again on a terminal alone."""
+        """Show that work of unknown length goes on; again where somebody watches."""
         return sign_of_life(text, shown=False if self.quiet else None)
 
 

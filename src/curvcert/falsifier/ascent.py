@@ -15,7 +15,7 @@ INSIDE = 1 - 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Many ascents in one batch, a row each.
+    """Many ascents in one batch, one per row.
 
     Attributes:
         network: whose outputs the covectors weigh.

@@ -34,7 +34,7 @@ _REACHES = (1e-3, 1e-4, 1e-2, 1e-5, 1e-1, 1e-6)
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Functionals of the outputs, a row each; `free` if one row stands for the whole vector in the q-norm."""
+    """Functionals of the outputs, one per row; `free` if one row stands for the whole vector in the q-norm."""
 
     covectors: Tensor
     free: bool

@@ -28,7 +28,7 @@ from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.norms import conjugate, vector_norm
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, norm_upper_bound_of_vectors
 
 Kind = Literal["lipschitz", "curvature", "bend", "radius", "witness", "output"]
 KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "bend", "radius", "witness", "output")
@@ -163,12 +163,12 @@ def _rise_lower_bound(example: Counterexample) -> Tensor:
     last = evaluate_with_error(example.network, torch.stack([example.x, example.y])).output
     value, error, size = last.value.flatten(1), last.error.flatten(1), example.covector.abs()
     rise = ((value[1] - value[0]) * example.covector).sum().abs()
-    rounding = gamma(len(size) + 4) * (size * value.abs().sum(dim=0)).sum()
-    return _quotient_below(rise - inflate((size * error.sum(dim=0)).sum() + rounding, gamma(len(size) + 8)), example)
+    rounding = (Upper(value.abs()).sum(0) * size).sum() * gamma(len(size) + 4)
+    return _quotient_below(rise - ((Upper(error).sum(0) * size).sum() + rounding).bound, example)
 
 
 def _gradients(example: Counterexample) -> tuple[Tensor, Tensor]:
-    """Return the gradients of u . f at both points, a row each, and how far they are off in the dual norm, together."""
+    """Return the gradients of u . f at both points, one per row, and how far they are off together in the dual norm."""
     network = example.network.read_out(example.covector[None])
     problem = Problem(network, example.p, example.p, Global(), scalars=True)
     covectors = at_points(problem, torch.stack([example.x, example.y])).gradients
@@ -180,9 +180,9 @@ def _gradients(example: Counterexample) -> tuple[Tensor, Tensor]:
 def _bend_lower_bound(example: Counterexample) -> Tensor:
     g, drift = _gradients(example)
     step, change = (example.y - example.x).flatten(), g[1] - g[0]
-    rounding = gamma(len(step) + 8) * (step.abs() * (g.abs().sum(dim=0))).sum()
+    rounding = (Upper(g.abs()).sum(0) * step.abs()).sum() * gamma(len(step) + 8)
     distance = _distance(example.x, example.y, example.p)
-    along = (change * step).sum() - inflate(drift * distance + rounding, gamma(len(step) + 8))
+    along = (change * step).sum() - (Upper(drift) * distance + rounding).bound
     return torch.where(distance > 0, _quotient_below(along.clamp(min=0.0), example) / distance, 0.0)
 
 
@@ -190,8 +190,8 @@ def _change_lower_bound(example: Counterexample) -> Tensor:
     g, drift = _gradients(example)
     dual = conjugate(example.p)
     change = vector_norm(g[1] - g[0], dual) * (1 - gamma(2 * g.shape[1] + 64))
-    size = norm_upper_bound_of_vectors(g, dual, 1).sum()
-    return _quotient_below(change - inflate(drift + 2 * UNIT_ROUNDOFF * size, gamma(8)), example)
+    size = Upper(norm_upper_bound_of_vectors(g, dual, 1)).sum()
+    return _quotient_below(change - (size * (2 * UNIT_ROUNDOFF) + drift).bound, example)
 
 
 def _quotient_below(rise: Tensor, example: Counterexample) -> Tensor:
@@ -201,7 +201,7 @@ def _quotient_below(rise: Tensor, example: Counterexample) -> Tensor:
 
 def _distance(x: Tensor, y: Tensor, p: float) -> Tensor:
     """Return ||y - x||_p, rounded up."""
-    return inflate(norm_upper_bound_of_vectors((y - x).flatten(), p, 0), gamma(4))
+    return Upper(norm_upper_bound_of_vectors((y - x).flatten(), p, 0), 1).bound
 
 
 def _of_radius(example: Counterexample) -> Replay:
@@ -237,8 +237,8 @@ def _of_output(example: Counterexample) -> Replay:
     last = evaluate_with_error(example.network, example.y[None]).output
     value, error, u = last.value.flatten(), last.error.flatten(), example.covector
     shown = (u * value).sum() + example.offset
-    size = (u.abs() * value.abs()).sum() + abs(example.offset)
-    shown = shown - inflate((u.abs() * error).sum() + gamma(len(u) + 4) * size, gamma(len(u) + 8))
+    size = (Upper(u.abs()) * value.abs()).sum() + abs(example.offset)
+    shown = shown - ((Upper(u.abs()) * error).sum() + size * gamma(len(u) + 4)).bound
     if float(shown) > example.claimed:
         return Replay(True, float(shown), f"the value is {shown:.9g}, claimed was at most {example.claimed:.9g}")
     return Replay(False, float(shown), f"the value is {shown:.9g}, within the claim of {example.claimed:.9g}")
@@ -253,7 +253,7 @@ def _leads(example: Counterexample) -> Tensor:
     last = evaluate_with_error(example.network, example.y[None]).output
     value, error = last.value.flatten(), last.error.flatten()
     lead, own = value - value[example.label], error[example.label]
-    slack = inflate(error + own + 2 * UNIT_ROUNDOFF * lead.abs(), gamma(8))
+    slack = (Upper(error) + own + 2 * UNIT_ROUNDOFF * lead.abs()).bound
     classes = torch.arange(len(value), device=value.device)
     others = classes != example.label
     if example.rival >= 0:
@@ -266,4 +266,5 @@ def _leads(example: Counterexample) -> Tensor:
 def scaled_into_dual_ball(u: Tensor, q: float) -> Tensor:
     """Return a covector of a dual q-norm of at most 1, whatever the rounding."""
     size = norm_upper_bound_of_vectors(u, conjugate(q), 0)
-    return u / inflate(size, gamma(8)).clamp(min=1e-300)
+    # The quotients round as well.
+    return u / Upper(size, 4).bound.clamp(min=1e-300)

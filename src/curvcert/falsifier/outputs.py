@@ -69,7 +69,7 @@ def falsify_outputs(
 
 @dataclass(frozen=True, eq=False)
 class _Claims:
-    """That u . f + offset is at most so much all over the region about a sample, a row each."""
+    """That u . f + offset is at most so much all over the region about a sample, one claim per row."""
 
     sample: Tensor
     u: Tensor

@@ -33,7 +33,7 @@ _LOOKED_AT = 3
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """Radii that a certificate claims, a row each: of which sample, against which rival (-1: all), by what name."""
+    """Radii that a certificate claims, one per row: of which sample, against which rival (-1: all), by what name."""
 
     name: str
     sample: Tensor

@@ -85,7 +85,7 @@ def read(tape: Tape, inputs: Sequence[Batched | Tensor]) -> "Items":
     """Return the items of a tape, from those of its inputs."""
     items = Items()
     for slot, tensor in zip(tape.inputs, inputs, strict=True):
-        items.put(slot, Item(tensor, tuple(slot.place.shape)))
+        items.read_input(slot, tensor)
     for call in tape.calls:
         items.follow(call)
     return items
@@ -104,9 +104,21 @@ class Items:
             self._in_memory.setdefault(slot.memory, []).append(slot)
         self._of[slot] = item
 
+    def read_input(self, slot: Slot, tensor: Batched | Tensor) -> None:
+        """Begin with an input."""
+        self.put(slot, Item(tensor, tuple(slot.place.shape)))
+
     def of(self, slot: Slot) -> Item:
         """Return the item of a slot."""
         return self._of[slot]
+
+    def layout(self, slot: Slot) -> Layout:
+        """Return where the batch is; of what is part of a formula, where it is in what the formula is of."""
+        item = self._of[slot]
+        found = item.tensor if item.tensor is not None else next((base.tensor for base in item.formulas), None)
+        if not isinstance(found, Batched):
+            raise item.error or UnsupportedModule("Expected a value that depends on the input.")
+        return found.layout
 
     def follow(self, call: Call) -> None:
         """Give the results of a call their items."""
@@ -205,7 +217,7 @@ def _meaning(call: Call, args: tuple[Any, ...], options: dict[str, Any], shapes:
 def _require_no_rounding(call: Call) -> None:
     """Raise if the result has fewer digits than what it is made of."""
     read = (leaf.place.dtype for leaf in pytree.tree_leaves((call.arguments, call.options)) if isinstance(leaf, Slot))
-    finest = min(torch.finfo(dtype).eps for dtype in read if dtype.is_floating_point)
+    finest = min((torch.finfo(dtype).eps for dtype in read if dtype.is_floating_point), default=math.inf)
     for slot in pytree.tree_leaves(call.results):
         dtype = slot.place.dtype if isinstance(slot, Slot) else torch.float64
         rounded = dtype.is_floating_point and torch.finfo(dtype).eps > finest

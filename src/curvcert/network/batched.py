@@ -99,28 +99,32 @@ class Batched:
         self.layout, self._path = layout, ""
         self._value: Value | None = value
         self._sample: Shape = value.shape
-        self._step = self._origin = Places((self,), torch.arange(math.prod(value.shape)).reshape(value.shape), None)
+        self._moved: tuple[Places, Places] | None = None
 
     @staticmethod
     def of_places(step: "Places", layout: Layout, path: str) -> "Batched":
         """Return the tensor whose entries come from places of others."""
         found = Batched.__new__(Batched)
         found.layout, found._value, found._sample, found._path = layout, None, tuple(step.places.shape), path
-        found._step, found._origin = step, step.followed()
+        found._moved = step, step.followed()
         return found
 
     @property
     def value(self) -> Value:
         """The value of one sample."""
         if self._value is None:
-            self._value = self._origin.value(self._path, whole=False) or self._step.value(self._path, whole=True)
+            assert self._moved is not None
+            step, origin = self._moved
+            self._value = origin.value(self._path, whole=False) or step.value(self._path, whole=True)
         assert self._value is not None
         return self._value
 
     @property
     def origin(self) -> "Places":
-        """Where its entries come from, all moves back."""
-        return self._origin
+        """Where its entries come from, all moves back: if none moved, itself."""
+        if self._moved is not None:
+            return self._moved[1]
+        return Places((self,), torch.arange(math.prod(self._sample)).reshape(self._sample), None)
 
     @property
     def sample(self) -> Shape:

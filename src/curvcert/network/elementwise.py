@@ -110,15 +110,17 @@ def clamped(value: Value, lower: float | None, upper: float | None, path: str) -
 
 
 def parametric_relu(value: Value, slopes: Tensor, path: str) -> Value:
-    """Return x for x > 0 and w x otherwise, with one w or one for each channel: w x + (1 - w) relu(x).
+    """Return x for x > 0 and w x otherwise, with one w, one for each channel or for each entry: w x + (1 - w) relu(x).
 
     The factor 1 - w is rounded once.
     """
     if len(slopes) == 1 and not value.live:
         return value.activate(activations.leaky_relu(float(slopes)), path)
-    if len(slopes) not in (1, value.shape[0]):
-        raise InvalidInput(f"{path}: {len(slopes)} slopes do not fit a value of shape {value.shape}.")
-    w = value.weight(slopes).reshape(-1, *(1 for _ in value.shape[1:]))
+    w = value.weight(slopes)
+    if tuple(slopes.shape) != value.shape:
+        if len(slopes) not in (1, value.shape[0]):
+            raise InvalidInput(f"{path}: {len(slopes)} slopes do not fit a value of shape {value.shape}.")
+        w = w.reshape(-1, *(1 for _ in value.shape[1:]))
     kept = value.linear(Diagonal(w, value.shape), name=path)
     return kept.plus(value.activate(activations.RELU, path).linear(Diagonal(1 - w, value.shape)), path)
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from curvcert.activations import Activation, derivative_range
 from curvcert.activations.declaration import ROUNDING as DECLARED_ROUNDING
+from curvcert.budget import checkpoint
 from curvcert.network.network import Network
 from curvcert.network.nodes import AffineNode, ElementwiseNode, MaxPoolNode, ProductNode
 from curvcert.network.rewriting.chain import Chain
 from curvcert.network.sweeps import AbstractForward
 from curvcert.operators import NormBounds
-from curvcert.operators.magnitudes import magnitude, rounding_length
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.operators.magnitudes import absolute_image, rounding_length
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, norm_upper_bound_of_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,24 +102,23 @@ class _Evaluating(AbstractForward[Computed]):
         self._norms = norms
 
     def affine(self, node: AffineNode, values: Sequence[Computed]) -> Computed:
-        total, error = torch.zeros_like(node.offset), torch.zeros_like(node.offset)
-        passed = values[0].value.new_zeros(len(values[0].value))
+        checkpoint()
+        total, error = torch.zeros_like(node.offset), Upper(torch.zeros_like(node.offset))
+        passed = Upper(values[0].value.new_zeros(len(values[0].value)))
         for term, x in zip(node.terms, values, strict=True):
-            size, g = magnitude(term.map), gamma(rounding_length(term.map) + 1)
-            image = term.map.apply(x.value)
-            total = total + image
+            total = total + term.map.apply(x.value)
             # The product's own rounding, that of the running sum, and what came with x; only the last may use norms.
-            local = inflate(g * size.apply(x.value.abs()), g) + UNIT_ROUNDOFF * total.abs()
-            error = error + local
-            passed = passed if self._norms is None else passed + self._norms.norm(term.map, 2, 2) * x.error_norm
+            local = absolute_image(term.map, x.value.abs()) * gamma(rounding_length(term.map) + 1)
+            error = error + local + UNIT_ROUNDOFF * total.abs()
+            passed = passed if self._norms is None else passed + Upper(x.error_norm) * self._norms.norm(term.map, 2, 2)
         total = total + node.offset
         error = error + UNIT_ROUNDOFF * total.abs()
         if node.offset_error is not None:
             error = error + node.offset_error
-        norm = None if self._norms is None else passed + _norm(error)
+        norm = None if self._norms is None else passed + _norm(error.bound)
         for term, x in zip(node.terms, values, strict=True):
-            error = error + inflate(magnitude(term.map).apply(x.error), gamma(rounding_length(term.map) + 1))
-        return _computed(total, error, norm, 2 * len(values))
+            error = error + absolute_image(term.map, x.error)
+        return _computed(total, error, norm)
 
     def elementwise(self, node: ElementwiseNode, value: Computed) -> Computed:
         steepest: float | Tensor = max(map(abs, node.activation.slope))
@@ -133,23 +133,24 @@ class _Evaluating(AbstractForward[Computed]):
             steepest = torch.maximum(low.abs(), high.abs())
             most = steepest.flatten(1).amax(dim=1)
         y = node.activation.value(value.value)
-        local = _activation_error(node.activation, y)
-        return _computed(y, steepest * value.error + local, most * value.error_norm + _norm(local))
+        local = Upper(_activation_error(node.activation, y), 2)
+        norm = Upper(value.error_norm) * most + _norm(local.bound)
+        return _computed(y, Upper(value.error) * steepest + local, norm)
 
     def max_pool(self, node: MaxPoolNode, value: Computed) -> Computed:
         # Each output is one of the inputs, or beside one by no more than the largest error.
         worst = value.error.flatten(1).amax(dim=1)
         y = node.pool.evaluate(value.value)
-        return _computed(y, _spread(worst, y), None)
+        return _computed(y, Upper(_spread(worst, y)), None)
 
     def product(self, node: ProductNode, left: Computed, right: Computed) -> Computed:
         # u'v' - uv = u (v' - v) + v (u' - u) + (u' - u)(v' - v), and the rounding of the product itself.
         y = left.value * right.value
-        sizes = left.value.abs() * right.error + right.value.abs() * left.error + left.error * right.error
+        off, norm = Upper(left.error), Upper(left.error_norm)
         u, v = (factor.value.abs().flatten(1).amax(dim=1) for factor in (left, right))
         local = UNIT_ROUNDOFF * y.abs()
-        norm = u * right.error_norm + v * left.error_norm + left.error_norm * right.error_norm + _norm(local)
-        return _computed(y, sizes + local, norm)
+        error = off * right.value.abs() + (off + left.value.abs()) * right.error + local
+        return _computed(y, error, norm * v + (norm + u) * right.error_norm + _norm(local))
 
 
 def _activation_error(activation: Activation, value: Tensor) -> Tensor:
@@ -159,18 +160,17 @@ def _activation_error(activation: Activation, value: Tensor) -> Tensor:
     return DECLARED_ROUNDING * (1 + value.abs())
 
 
-def _computed(value: Tensor, error: Tensor, norm: Tensor | None, sums: int = 0) -> Computed:
+def _computed(value: Tensor, found: Upper, norm: Upper | None) -> Computed:
     """Combine both bounds: no coordinate is off by more than the whole vector is.
 
-    `sums` counts what was added up beyond a few terms; TINY stands for what underflow lost.  Where a value
-    overflowed, nothing is known of the whole sample.
+    TINY stands for what underflow lost.  Where a value overflowed, nothing is known of the whole sample.
     """
-    error = inflate(error, gamma(16 + sums)) + TINY
+    error = (found + TINY).bound
     size = _norm(error)
     # NaN or infinity in any coordinate shows here.
     total = size + value.abs().flatten(1).amax(dim=1)
     if norm is not None:
-        size = torch.minimum(size, inflate(norm, gamma(16 + sums)) + TINY * value[0].numel())
+        size = torch.minimum(size, (norm + TINY * value[0].numel()).bound)
         total = total + size
     known = total < torch.inf
     size = torch.where(known, size, torch.inf)

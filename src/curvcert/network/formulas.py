@@ -6,14 +6,19 @@ normal forms of what is known.  Constants are the formula's own; nothing is samp
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import product
 from typing import Any
 
+import torch
+
 from curvcert import activations
 from curvcert.activations import Activation
+from curvcert.errors import InvalidInput
 from curvcert.network.builder import Value
 from curvcert.network.elementwise import scaled
+from curvcert.network.lowering import LARGEST_DEVIATION
 
 TOLERANCE = 2.0**-21
 """How far a constant inside a formula may be from its meaning, relatively: a few roundings in float32.
@@ -42,7 +47,7 @@ def recognised(formula: Polynomial | None) -> Lowering | None:
     """
     if formula is None:
         return None
-    found = (rule(formula) for rule in (_bell, _gate, _kink, _table))
+    found = (rule(formula) for rule in (_bell, _gate, _kink, _softplus_with_a_threshold, _table))
     return next((lowering for lowering in found if lowering is not None), None)
 
 
@@ -62,18 +67,76 @@ def _bell(formula: Polynomial) -> Lowering | None:
 
 
 def _kink(formula: Polynomial) -> Lowering | None:
-    """Recognise a x + k x step(x): x by one factor above 0, and by another below."""
-    parts = dict(formula)
-    stepped = parts.pop(("x", ("Step", X)), None)
-    below = parts.pop(("x",), 0.0)
-    if stepped is None or parts:
+    """Recognise what is linear between kinks: a x + b + sum_k s_k (x - c_k) step(x - c_k), each part 0 at its kink."""
+    parts: dict[Any, list[float]] = {}
+    for monomial, coefficient in formula:
+        steps = [factor for factor in monomial if factor != "x"]
+        power = len(monomial) - len(steps)
+        found = _joined_step(steps)
+        if found is None or power > 1:
+            return None
+        parts.setdefault(found, [0.0, 0.0])[power] += coefficient
+    offset, below = parts.pop(-math.inf, [0.0, 0.0])
+    kinks = {c: s for c, (t, s) in parts.items() if s or t}
+    if not kinks or any(t + s * c != 0.0 for c, (t, s) in parts.items()):
         return None
+    ((c, s), *more) = kinks.items()
+    if more or c or offset:
+        return lambda value, path: _bent(value, below, offset, kinks, path)
     if below == 0.0:
-        return lambda value, path: scaled(value, 1.0, activations.RELU, stepped, path)
-    above = below + stepped
+        return lambda value, path: scaled(value, 1.0, activations.RELU, s, path)
+    above = below + s
     if not above:
         return None
     return lambda value, path: scaled(value, 1.0, activations.leaky_relu(below / above), above, path)
+
+
+def _joined_step(steps: Sequence[Any]) -> float | None:
+    """Return the c of a product of steps of x - c, which is the step at the largest; -inf for none."""
+    largest = -math.inf
+    for factor in steps:
+        inner = dict(factor[1]) if factor[0] == "Step" else {}
+        if inner.pop(("x",), 0.0) != 1.0 or inner.keys() - {()}:
+            return None
+        largest = max(largest, -inner.get((), 0.0))
+    return largest
+
+
+def _bent(value: Value, slope: float, offset: float, kinks: Mapping[float, float], path: str) -> Value:
+    """Return slope x + offset + sum_k s_k relu(x - c_k)."""
+    terms = [value.times(torch.tensor(slope, dtype=torch.float64), path)] if slope else []
+    for c, s in kinks.items():
+        moved = value.shift(torch.full(value.shape, -c, dtype=torch.float64), name=path)
+        terms.append(scaled(moved, 1.0, activations.RELU, s, path))
+    total = reduce(lambda left, right: left.plus(right, path), terms)
+    return total.shift(torch.full(value.shape, offset, dtype=torch.float64), name=path) if offset else total
+
+
+def _softplus_with_a_threshold(formula: Polynomial) -> Lowering | None:
+    """Recognise x where b x > t, and softplus(b x) / b elsewhere: torch's, written out."""
+    parts = dict(formula)
+    stepped = next((m[1] for m in parts if len(m) == 2 and m[0] == "x" and m[1][0] == "Step"), None)
+    if stepped is None or parts.pop(("x", stepped)) != 1.0 or len(parts) != 2:
+        return None
+    inner = dict(stepped[1])
+    beta, limit = inner.pop(("x",), 0.0), -inner.pop((), 0.0)
+    whole = ("Softplus", _form((beta, ("x",))))
+    gain = parts.pop((whole,), 0.0)
+    ((monomial, other),) = parts.items() if len(parts) == 1 else (((), 0.0),)
+    # Another gain than 1/b would change the slope beyond what a deviation in value tells.
+    if inner or beta <= 0 or abs(gain * beta - 1.0) > 2.0**-50 or other != -gain or set(monomial) != {whole, stepped}:
+        return None
+    act = activations.torch_softplus(beta, limit)
+
+    def lowering(value: Value, path: str) -> Value:
+        if act.deviation > LARGEST_DEVIATION:
+            raise InvalidInput(
+                f"{path}: softplus with a threshold of {limit:.3g} jumps there by {act.deviation:.3g}. Keep PyTorch's "
+                "default threshold of 20."
+            )
+        return value.activate(act, path)
+
+    return lowering
 
 
 def _gate(formula: Polynomial) -> Lowering | None:
@@ -124,7 +187,7 @@ def _near(a: float, b: float) -> bool:
 
 
 def _same(left: Polynomial, right: Polynomial) -> bool:
-    """Tell whether two polynomials have the same monomials with nearly the same coefficients, all the way down."""
+    """Whether two polynomials have the same monomials with nearly the same coefficients, all the way down."""
     return _paired(list(left), list(right), lambda a, b: _near(a[1], b[1]) and _paired(list(a[0]), list(b[0]), _factor))
 
 
@@ -135,7 +198,7 @@ def _factor(left: Any, right: Any) -> bool:
 
 
 def _paired(left: list[Any], right: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Tell whether each item of one list has its own partner in the other."""
+    """Whether each item of one list has its own partner in the other."""
     if len(left) != len(right):
         return False
     for item in left:

@@ -1,5 +1,6 @@
 r"""A network as every bound reads it: a graph of nodes in float64, each computed from earlier ones."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
 
 _PROBES, _STEP = 32, 2.0**-10
-"""How many random inputs tell how far values move, and how far these do."""
+"""How many steps, at least, tell how far values move, and how far these go."""
 
 
 @final
@@ -53,6 +54,9 @@ class Network:
     """A simpler network with its outputs in the same order: that before a last softmax or log-softmax; or, where it
     ends in a normalisation of the whole sample and a linear head, the outputs times the size that is divided by.
     """
+
+    threshold: float | None = None
+    """Of a network that `with_threshold` made: its outputs are this number and the one output that it had."""
 
     def __post_init__(self) -> None:
         require_order(self.nodes)
@@ -122,14 +126,48 @@ class Network:
         """The network that tells classes apart: without a last softmax or normalisation, which keep their order."""
         return self if self.logits is None else self.logits.classified
 
+    def with_threshold(self, threshold: float) -> "Network":
+        """Return the network with the outputs (threshold, f) for one output f: class 1 is where f is above it.
+
+        >>> from torch import nn
+        >>> from curvcert.network import trace
+        >>> net = trace(nn.Linear(2, 1).eval(), torch.zeros(1, 2)).with_threshold(0.5)
+        >>> float(net(torch.zeros(1, 2))[0, 0]), net.out_shape
+        (0.5, (2,))
+        """
+        if self.outputs != 1:
+            raise InvalidInput(
+                f"A threshold is for a network of one output, this one has {self.outputs}. Leave it out."
+            )
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+            raise InvalidInput(f"A threshold is a finite number, got {threshold!r}.")
+        last = len(self.nodes) - 1
+        column = Dense(torch.tensor([[0.0], [1.0]], dtype=torch.float64, device=self.device))
+        below = Reshape(self.out_shape, (1,), torch.float64, self.device)
+        offset = torch.tensor([float(threshold), 0.0], dtype=torch.float64, device=self.device)
+        head = AffineNode((Term(last, column @ below),), offset, "threshold")
+        return Network(fused((*self.nodes, head), last + 1), self.source_dtype, threshold=float(threshold))
+
+    def decided(self, threshold: float | None) -> "Network":
+        """Return the network that a certificate with this threshold is about, given it or what it was made of."""
+        if threshold is None or self.threshold == threshold:
+            return self
+        return self.with_threshold(threshold)
+
     @cached_property
     def for_bounds(self) -> "Network":
         """The same function as bounds read it, see `rewriting.products`: itself, unless it multiplies values, or has
         functions without a largest slope.
         """
+        generator = torch.Generator("cpu").manual_seed(0)
+        shape = (_PROBES, *self.in_shape)
+        return self.for_bounds_about(torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") / 2)
+
+    def for_bounds_about(self, x: Tensor) -> "Network":
+        """Return the same as `for_bounds`, with products scaled by how far their factors move about some points."""
         nodes = self.nodes
         if any(isinstance(node, ProductNode) for node in nodes):
-            nodes = as_squares(nodes, self._moves())
+            nodes = as_squares(nodes, self._moves(x.to(self.device)))
         nodes = with_slopes_within_reach(nodes)
         return self if nodes is self.nodes else Network(nodes, self.source_dtype)
 
@@ -138,13 +176,12 @@ class Network:
         """Whether every activation has a largest slope: if not, there are constants over balls alone."""
         return is_plain(self.nodes)
 
-    def _moves(self) -> list[Tensor | None]:
-        """Return about how far each entry of a value moves near random inputs; any answer is sound."""
-        generator = torch.Generator("cpu").manual_seed(0)
-        shape = (_PROBES, *self.in_shape)
-        centre, step = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(2))
-        centre = (centre / 2).to(self.device)
-        values, others = self.values(centre), self.values(centre + _STEP * step.to(self.device))
+    def _moves(self, x: Tensor) -> list[Tensor | None]:
+        """Return about how far each entry of a value moves with random steps from some points; any answer is sound."""
+        generator = torch.Generator("cpu").manual_seed(1)
+        x = x.repeat(-(-_PROBES // len(x)), *(1 for _ in self.in_shape))
+        step = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu").to(self.device)
+        values, others = self.values(x), self.values(x + _STEP * step)
         moved = ((after - before).square().mean(dim=0).sqrt() for before, after in zip(values, others, strict=True))
         return [each if bool(each.isfinite().all()) else None for each in moved]
 
@@ -284,7 +321,8 @@ class Network:
         if self.made_of is not None:
             return Network.of_blocks([block.to(device) for block in self.blocks], self.source_dtype)
         logits = None if self.logits is None else self.logits.to(device)
-        return Network(tuple(node.to(device) for node in self.nodes), self.source_dtype, logits=logits)
+        nodes = tuple(node.to(device) for node in self.nodes)
+        return Network(nodes, self.source_dtype, logits=logits, threshold=self.threshold)
 
     def require_batch(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the batch in float64, or raise if it is not one of this network's inputs."""

@@ -1,13 +1,18 @@
-"""What does not depend on the input's values: constants, and shapes that exporters compute on the way."""
+"""What does not depend on the input's values: constants, and shapes that exporters compute on the way.
+
+The size of the batch is a symbol there, of which multiples may be taken.  A constant of that size is the same for every
+sample, and has size 1 there.
+"""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from curvcert.errors import CurvcertError, InvalidInput
-from curvcert.network.onnx_file import LARGEST, Array, Node
+from curvcert.network.onnx_file import LARGEST, Array, Batch, Node
 
 Fold = Callable[[Node, Sequence[Any]], Array]
 
@@ -18,14 +23,12 @@ def fold(node: Node, args: Sequence[Array | None]) -> Array:
     """Evaluate a node of constants; shapes may hold `Batch.SIZE`, with which nothing can be computed.
 
     Raises:
-        UnsupportedModule: an operator without a rule, or arithmetic with the size of the batch.
+        UnsupportedModule: arithmetic with the size of the batch.
         InvalidInput: arguments that do not fit, or a result too large.
     """
-    if node.op not in _FOLDS:
-        raise node.unsupported("this operator, applied to constants,")
     try:
         with np.errstate(all="ignore"):
-            result: Array = np.asarray(_FOLDS[node.op](node, args))
+            result: Array = np.asarray(FOLDS[node.op](node, args))
     except CurvcertError:
         raise
     except TypeError as error:
@@ -33,6 +36,11 @@ def fold(node: Node, args: Sequence[Array | None]) -> Array:
     except (ValueError, IndexError, OverflowError, AttributeError) as error:
         raise InvalidInput(f"{node.label}: its constants do not fit ({error}). Export the model again.") from error
     return result
+
+
+def _of_one_sample(sizes: Array) -> Array:
+    """Return a shape with the size of the batch as 1."""
+    return np.array([n.times if isinstance(n, Batch) else n for n in sizes.reshape(-1).tolist()], dtype=object)
 
 
 def integers(node: Node, array: Any, what: str) -> tuple[int, ...]:
@@ -77,7 +85,7 @@ def _constant(node: Node, args: Sequence[Any]) -> Array:
 
 
 def _constant_of_shape(node: Node, args: Sequence[Any]) -> Array:
-    shape = integers(node, args[0], "its shape")
+    shape = integers(node, _of_one_sample(args[0]), "its shape")
     _require_small(node, math.prod(shape))
     value = node.attributes.get("value", np.zeros(1))
     return np.full(shape, value.reshape(-1)[0])
@@ -93,6 +101,9 @@ def _arithmetic(function: Callable[[Array, Array], Array]) -> Fold:
 
 
 def _divide(left: Array, right: Array) -> Array:
+    if object in (left.dtype, right.dtype):
+        part: Array = np.floor_divide(left, right)
+        return part
     if np.issubdtype(left.dtype, np.floating):
         quotient: Array = left / right
         return quotient
@@ -153,7 +164,7 @@ def _squeeze(node: Node, args: Sequence[Any]) -> Array:
 
 
 def _reshape(node: Node, args: Sequence[Any]) -> Array:
-    sizes = integers(node, args[1], "its shape")
+    sizes = integers(node, _of_one_sample(args[1]), "its shape")
     if not node.flag("allowzero"):
         sizes = tuple(args[0].shape[k] if n == 0 else n for k, n in enumerate(sizes))
     return np.reshape(args[0], sizes)
@@ -164,7 +175,7 @@ def _transpose(node: Node, args: Sequence[Any]) -> Array:
 
 
 def _expand(node: Node, args: Sequence[Any]) -> Array:
-    shape = np.broadcast_shapes(args[0].shape, integers(node, args[1], "its shape"))
+    shape = np.broadcast_shapes(args[0].shape, integers(node, _of_one_sample(args[1]), "its shape"))
     _require_small(node, math.prod(shape))
     return np.broadcast_to(args[0], shape)
 
@@ -175,11 +186,36 @@ def _cast(node: Node, args: Sequence[Any]) -> Array:
         raise node.unsupported(f"a cast to the element type {to}")
     if data.dtype == object and to in (6, 7):
         return np.asarray(data)
+    if data.dtype == object and any(isinstance(n, Batch) for n in data.reshape(-1).tolist()):
+        raise TypeError("a cast of it to another type")
     cast: Array = data.astype(_CASTS[to])
     return cast.astype(np.float64) if np.issubdtype(cast.dtype, np.floating) else cast
 
 
-_FOLDS: dict[str, Fold] = {
+def _where(node: Node, args: Sequence[Any]) -> Array:
+    mask, above, below = args
+    _require_small(node, math.prod(np.broadcast_shapes(mask.shape, above.shape, below.shape)))
+    return np.asarray(np.where(mask.astype(bool), above, below))
+
+
+def _all(node: Node, args: Sequence[Any], function: Callable[[Array, Array], Array]) -> Array:
+    _require_small(node, math.prod(np.broadcast_shapes(*(arg.shape for arg in args))))
+    found: Array = reduce(function, args)
+    return found
+
+
+def _range(node: Node, args: Sequence[Any]) -> Array:
+    first, last, step = (arg.reshape(()).item() for arg in args)
+    _require_small(node, abs(math.ceil((last - first) / step)))
+    return np.arange(first, last, step)
+
+
+def _product(node: Node, args: Sequence[Any]) -> Array:
+    axes = axes_of(node, args, args[0].ndim)
+    return np.asarray(np.prod(args[0], axis=axes or None, keepdims=node.flag("keepdims", True)))
+
+
+FOLDS: dict[str, Fold] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Identity": lambda node, args: args[0],
@@ -189,6 +225,22 @@ _FOLDS: dict[str, Fold] = {
     "Mul": _arithmetic(np.multiply),
     "Div": _arithmetic(_divide),
     "Mod": _arithmetic(np.mod),
+    "Pow": _arithmetic(np.power),
+    "Equal": _arithmetic(lambda left, right: np.asarray(left == right, dtype=bool)),
+    "Greater": _arithmetic(np.greater),
+    "Less": _arithmetic(np.less),
+    "And": _arithmetic(np.logical_and),
+    "Or": _arithmetic(np.logical_or),
+    "Not": lambda node, args: np.logical_not(args[0]),
+    "Where": _where,
+    "Range": _range,
+    "Min": lambda node, args: _all(node, args, np.minimum),
+    "Max": lambda node, args: _all(node, args, np.maximum),
+    "Ceil": lambda node, args: np.ceil(args[0]),
+    "Floor": lambda node, args: np.floor(args[0]),
+    "Size": lambda node, args: np.asarray(args[0].size, dtype=np.int64),
+    "ReduceProd": _product,
+    "NonZero": lambda node, args: np.array(np.nonzero(args[0]), dtype=np.int64),
     "Neg": lambda node, args: np.negative(args[0]),
     "Sqrt": lambda node, args: np.sqrt(args[0]),
     "Reciprocal": lambda node, args: 1.0 / args[0],
@@ -202,3 +254,4 @@ _FOLDS: dict[str, Fold] = {
     "Expand": _expand,
     "Cast": _cast,
 }
+"""How what does not depend on the input is computed; other operators are those of torch."""

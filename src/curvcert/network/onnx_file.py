@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ CHECKED = 9
 
 _LARGEST_FILE = 2**31 - 1
 _MOST_NODES = 20_000
-_OLDEST_OPSET = 9
+_OLDEST_OPSET = 7
 _DOMAINS = ("", "ai.onnx")
+_OF_TREES_AND_TABLES = "ai.onnx.ml"
+_TAKEN_FROM_THERE = ("Scaler",)
 _ROOM, _ROOM_PER_NUMBER = 2**24, 32
 
 # Number of the type in ONNX -> its name in the file's typed fields, bytes, numpy type.
@@ -43,6 +46,39 @@ FLOATS = {1: torch.float32, 10: torch.float16, 11: torch.float64}
 _REMEDY = "Use the operators that curvcert.load_onnx lists, or trace the PyTorch module with curvcert.trace."
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Stands for a multiple of the number of samples, which nothing but a shape may depend on."""
+
+    times: int = 1
+
+    def __mul__(self, other: int) -> "Batch":
+        """Return a multiple of it."""
+        return Batch(self.times * int(other)) if isinstance(other, int | np.integer) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> "Batch":
+        """Return a part of it."""
+        if not isinstance(other, int | np.integer) or other < 1 or self.times % other:
+            return NotImplemented
+        return Batch(self.times // int(other))
+
+    def __ge__(self, other: object) -> bool:
+        """Whether it is at least another multiple, or 1: a dimension that is stretched to it is."""
+        if isinstance(other, Batch):
+            return self.times >= other.times
+        return True if isinstance(other, int) and other <= 1 else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        """Whether it is at most another multiple."""
+        return self.times <= other.times if isinstance(other, Batch) else NotImplemented
+
+    def __repr__(self) -> str:
+        """Return what messages call it."""
+        return "batch" if self.times == 1 else f"{self.times} batch"
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """One operation of the graph."""
@@ -56,7 +92,12 @@ class Node:
     @property
     def label(self) -> str:
         """How errors call this node: its name and its operator."""
-        return f"{shown(self.name or self.outputs[0])} ({shown(self.op)[1:-1]})"
+        return f"{shown(self.short)} ({shown(self.op)[1:-1]})"
+
+    @property
+    def short(self) -> str:
+        """Its name, or that of its first output."""
+        return self.name or next(filter(None, self.outputs), "")
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return an attribute; one of another type than its default is refused."""
@@ -94,6 +135,7 @@ class Graph:
     batch: int | None
     output_name: str
     dtype: torch.dtype
+    opset: int
     serialised: bytes
 
     @property
@@ -123,8 +165,8 @@ def imported(module: str) -> Any:
         ) from error
 
 
-def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Graph:
-    """Read a file; `input_shape` is the shape of one input, for what the file leaves open.
+def read_graph(path: str | Path, input_shape: Sequence[int] | None = None, output: str | None = None) -> Graph:
+    """Read a file; `input_shape` is the shape of one input, for what the file leaves open, `output` one of its outputs.
 
     Raises:
         InvalidInput: no such file, no ONNX model, contents that contradict themselves.
@@ -133,15 +175,15 @@ def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Gr
     onnx = imported("onnx")
     path = Path(path)
     model = _parsed(onnx, path)
-    _require_opset(onnx, model)
+    opset = _opset(onnx, model)
     graph = model.graph
     if len(graph.node) > _MOST_NODES:
         raise UnsupportedModule(f"{path.name} has {len(graph.node)} nodes; load_onnx covers up to {_MOST_NODES}.")
     if graph.sparse_initializer:
         raise UnsupportedModule(f"{path.name} holds sparse initialisers. Export them as plain (dense) tensors.")
-    output = _only(list(graph.output), f"{path.name} needs one output")
+    target = _output(onnx, graph, output, path.name)
     source = _only(_open_inputs(graph), f"{path.name} needs one input")
-    _keep_what_is_needed(model, output.name, source.name)
+    _keep_what_is_needed(model, target, source.name)
     constants: dict[str, Array] = {}
     outside = 0
     for tensor in graph.initializer:
@@ -153,7 +195,41 @@ def read_graph(path: str | Path, input_shape: Sequence[int] | None = None) -> Gr
         constants[tensor.name] = _array(onnx, tensor, what)
     nodes = tuple(_node(onnx, node) for node in graph.node)
     batch, shape, dtype = _input_type(source, input_shape)
-    return Graph(nodes, constants, source.name, shape, batch, output.name, dtype, _serialised(model, path))
+    return Graph(nodes, constants, source.name, shape, batch, target, dtype, opset, _serialised(model, path))
+
+
+def _output(onnx: Any, graph: Any, wanted: str | None, name: str) -> str:
+    """Return the name of the output that is read, and leave no other: labels and a ZipMap are dropped with a notice."""
+    made_by = {output: node for node in graph.node for output in node.output}
+    found = {}
+    for item in graph.output:
+        node = made_by.get(item.name)
+        if node is not None and node.op_type == "ZipMap" and node.domain == _OF_TREES_AND_TABLES:
+            _notice(f"{name}: the output {shown(item.name)} is read without its ZipMap, as a tensor.")
+            found[item.name] = node.input[0]
+        elif not item.type.HasField("tensor_type") or item.type.tensor_type.elem_type in FLOATS:
+            found[item.name] = item.name
+        elif wanted is None and len(graph.output) > 1:
+            _notice(f"{name}: the output {shown(item.name)} holds labels, not numbers, and is left out.")
+    if wanted is not None and wanted not in found:
+        raise InvalidInput(f"{name} has no output {shown(wanted)}: its outputs are {', '.join(map(shown, found))}.")
+    if wanted is None and len(found) != 1:
+        names = ", ".join(map(shown, list(found)[:8])) or "none"
+        raise UnsupportedModule(
+            f"{name} needs one output, got {len(found)}: {names}. Say which one: load_onnx(path, output=...)."
+        )
+    target = found[wanted] if wanted is not None else next(iter(found.values()))
+    kind = next((item for item in graph.output if item.name == target), None)
+    if kind is None:
+        kind = onnx.helper.make_tensor_value_info(target, onnx.TensorProto.FLOAT, None)
+    kept = onnx.ValueInfoProto.FromString(kind.SerializeToString())
+    del graph.output[:]
+    graph.output.append(kept)
+    return str(target)
+
+
+def _notice(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _open_inputs(graph: Any) -> list[Any]:
@@ -201,7 +277,7 @@ def _parsed(onnx: Any, path: Path) -> Any:
     return model
 
 
-def _require_opset(onnx: Any, model: Any) -> None:
+def _opset(onnx: Any, model: Any) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in _DOMAINS]
     newest = onnx.defs.onnx_opset_version()
     if len(versions) != 1 or not _OLDEST_OPSET <= versions[0] <= newest:
@@ -209,6 +285,7 @@ def _require_opset(onnx: Any, model: Any) -> None:
             f"load_onnx covers opset {_OLDEST_OPSET} to {newest} (of the installed onnx), got {versions or 'none'}. "
             "Export again with opset_version=20, or convert with onnx.version_converter."
         )
+    return int(versions[0])
 
 
 def _only(found: list[Any], what: str) -> Any:
@@ -220,9 +297,10 @@ def _only(found: list[Any], what: str) -> Any:
 
 def _node(onnx: Any, proto: Any) -> Node:
     label = f"{shown(proto.name or (proto.output[0] if proto.output else ''))} ({shown(proto.op_type)[1:-1]})"
-    if proto.domain not in _DOMAINS:
+    from_there = proto.domain == _OF_TREES_AND_TABLES and proto.op_type in _TAKEN_FROM_THERE
+    if proto.domain not in _DOMAINS and not from_there:
         raise UnsupportedModule(f"{label}: an operator of the domain {shown(proto.domain)} is not supported. {_REMEDY}")
-    if not proto.output or not proto.output[0]:
+    if not any(proto.output):
         raise InvalidInput(f"{label}: this node has no output. Export the model again.")
     attributes = {item.name: _attribute(onnx, item, label) for item in proto.attribute}
     return Node(proto.op_type[:80], proto.name, tuple(proto.input), tuple(proto.output), attributes)

@@ -1,54 +1,47 @@
-"""From an ONNX file to a `Network`, exactly, or a refusal that names the node."""
+"""From an ONNX file to a `Network`, exactly, or a refusal that names the node.
+
+The file is run on a tensor without numbers, node by node, and recorded as a module is (`recording.py`); what its calls
+mean is read by the same rules (`aten.py`).  After each node it is known where the batch is, so that a shape that the
+file computes has a symbol for it.
+"""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from curvcert.errors import CurvcertError, InvalidInput, UnsupportedModule
+from curvcert.network.aten import Items, output_of
+from curvcert.network.batched import BATCH, Batched, Layout
 from curvcert.network.builder import Value, start
 from curvcert.network.building import built
 from curvcert.network.faithful import surroundings_kept
 from curvcert.network.network import Network
-from curvcert.network.onnx_activations import ELEMENTWISE, activation_of, recognised
-from curvcert.network.onnx_arguments import Context, value_of
-from curvcert.network.onnx_constants import fold
-from curvcert.network.onnx_file import Array, Graph, Node, read_graph, shown
-from curvcert.network.onnx_nodes import RULES, shape_of
+from curvcert.network.onnx_arguments import Given, Operand
+from curvcert.network.onnx_constants import FOLDS, fold
+from curvcert.network.onnx_file import LARGEST, Array, Graph, Node, read_graph, shown
+from curvcert.network.onnx_operators import OPERATORS
 from curvcert.network.onnx_runtime import require_equal_to_onnxruntime
-
-_LONGEST_FORMULA = 12
-_SOFTMAX = "Certify the logits: export the model without its last softmax."
+from curvcert.network.recording import Recorded, Recorder, Slot, settings_for_recording
 
 
-@dataclass(frozen=True, eq=False)
-class _Refused:
-    """A value that has no expression by itself, but may be part of an activation's formula."""
-
-    error: CurvcertError
-    passed_on: int = 0
-
-
-_Operand = Value | Array | _Refused
-_Result = _Operand | tuple[Value, ...]
-
-
-def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Network:
+def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None, output: str | None = None) -> Network:
     r"""Turn an ONNX file into a `Network`, exactly, or say which node is in the way.
 
-    Covers opset 9 and later, and what both of PyTorch's exporters write: Gemm, MatMul, Conv and ConvTranspose (one- and
-    two-dimensional, any padding), BatchNormalization, poolings, Resize, Pad, what moves, picks or joins the entries of
-    a sample (the batch stays first), arithmetic with constants, shapes computed on the way, sums and differences of any
-    values, the activations of the table, as operators or written out, and MaxPool for Lipschitz bounds; the page on
-    ONNX in the documentation has the list. Needs `curvcert[onnx]`.
+    Covers opset 7 and later, and what `trace` takes, from either of PyTorch's exporters or another tool: what is linear
+    along the axes of a sample, the activations of the table, as operators or written out, kinks, products of values,
+    softmax, normalisations, attention, and recurrent layers; the page on ONNX in the documentation has the list.  Needs
+    `curvcert[onnx]`.
 
     The first dimension of the input is the batch, fixed or open.  `input_shape`, the shape of one input without the
-    batch, is needed where the file leaves another size open.  Weights in files beside the model are read from the
-    model's own folder only.
+    batch, is needed where the file leaves another size open; `output` names one of several outputs.  Weights in files
+    beside the model are read from the model's own folder only.
 
     Weights are taken as the exact values that they hold.  Rounded to float64 once are the coefficients of a batch
     normalisation, 1/d in a division by d, 1/k in a mean of k, and arithmetic between constants.  A formula written
@@ -72,108 +65,177 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None) -> Net
         InvalidInput: no such file, a damaged one, NaN weights, sizes that do not fit.
         SoundnessError: the network and onnxruntime disagree.
     """
-    graph = read_graph(path, input_shape)
+    graph = read_graph(path, input_shape, output)
     with torch.inference_mode(False), torch.no_grad(), surroundings_kept():
-        network = built(_lowered(graph), source_dtype=graph.dtype)
+        network = built(_read(graph), source_dtype=graph.dtype)
         require_equal_to_onnxruntime(network, graph)
     return network
 
 
-def _lowered(graph: Graph) -> Value:
-    """Return the output of the graph."""
-    context = Context(graph)
-    operands: dict[str, Any] = dict(graph.constants)
-    operands[graph.input_name] = start(graph.input_shape, torch.device("cpu"))
-    producers: dict[str, Node] = {}
-    room = graph.room
-    for node in graph.nodes:
-        if any(name in operands or name in producers for name in node.outputs if name):
+_MOST_READINGS = 64
+_MOST_CALLS = 20_000
+"""How many calls of torch a file may take, and all readings of one together before another is begun."""
+
+
+def _read(graph: Graph) -> Value:
+    """Return the output of a graph; what a rule says of a node names its operator, too.
+
+    Where a file fixes the size of the batch, to 1 say, a change of shape may leave open which dimension holds it.  Then
+    one is tried after the other: what is read is a function of one sample in any case, or refused.
+    """
+    choices, calls = list[int](), 0
+    refusal: UnsupportedModule | InvalidInput | None = None
+    for _ in range(_MOST_READINGS):
+        reading = _Reading(graph, choices)
+        try:
+            return reading.output()
+        except (UnsupportedModule, InvalidInput) as error:
+            refusal = refusal or error
+        made = reading.made
+        left = [k for k, (chosen, count) in enumerate(made) if chosen + 1 < count]
+        calls += reading.calls
+        if not left or calls > _MOST_CALLS:
+            break
+        choices = [chosen for chosen, _ in made[: left[-1]]] + [made[left[-1]][0] + 1]
+    assert refusal is not None
+    name, _, rest = str(refusal).partition(": ")
+    label = next((node.label for node in graph.nodes if name == node.short), name)
+    raise type(refusal)(f"{label}: {rest}" if rest else name) from refusal
+
+
+class _Reading:
+    """A file while it is read: its values so far, each a constant or recorded."""
+
+    def __init__(self, graph: Graph, choices: Sequence[int]) -> None:
+        self._graph, self._choices = graph, choices
+        self.made: list[tuple[int, int]] = []
+        """The choices that were made, each with how many there were."""
+        self._recorder = Recorder(torch.device("cpu"), None)
+        self._items = Items()
+        self._room = graph.room
+        self._operands: dict[str, Operand] = dict(graph.constants)
+
+    @property
+    def calls(self) -> int:
+        """How many calls of torch it took so far."""
+        return len(self._recorder.calls)
+
+    def output(self) -> Value:
+        """Return the value of one sample of the file's output."""
+        graph = self._graph
+        slot = Slot(torch.empty(BATCH, *graph.input_shape, dtype=torch.float64, device="meta"))
+        read = start(graph.input_shape, torch.device("cpu"))
+        self._items.read_input(slot, Batched(read))
+        self._operands[graph.input_name] = self._recorder.wrapped(slot)
+        with settings_for_recording():
+            for node in graph.nodes:
+                self._follow(node)
+        output = self._operands.get(graph.output_name)
+        if not isinstance(output, Recorded) or output.slot.constant is not None:
+            raise UnsupportedModule(f"The output {shown(graph.output_name)} does not depend on the input.")
+        return output_of(self._items, output.slot, f"The output {shown(graph.output_name)}")
+
+    def _follow(self, node: Node) -> None:
+        """Give the outputs of a node what they are."""
+        if any(name in self._operands for name in node.outputs if name):
             raise InvalidInput(f"{node.label}: its output has a name that is taken. The file is damaged.")
-        producers |= {name: node for name in node.outputs if name}
-        args = [_argument(node, name, operands) for name in node.inputs]
-        result = _result(node, args, operands, producers, context)
-        found = result if isinstance(result, tuple) else (result,)
-        weights = [arg for arg in args if isinstance(arg, np.ndarray)] if isinstance(found[0], Value) else []
-        room -= sum(map(_numbers, (*found, *weights)))
-        if room < 0:
+        args = [self._argument(node, name) for name in node.inputs]
+        found = self._results(node, args)
+        depends = any(isinstance(result, Recorded) for result in found)
+        weights = [arg for arg in args if isinstance(arg, np.ndarray)] if depends else []
+        self._room -= sum(map(_numbers, (*found, *weights)))
+        if self._room < 0:
             raise InvalidInput(
-                f"{node.label}: up to here values and constants are over the {graph.room} numbers that load_onnx "
+                f"{node.label}: up to here values and constants are over the {self._graph.room} numbers that load_onnx "
                 "covers for a file of this size."
             )
-        operands.update(zip(node.outputs, found, strict=False))
-        for name in filter(None, node.outputs[len(found) :]):
-            operands[name] = _Refused(node.unsupported(f"a use of its further output {shown(name)}"))
-    output = operands.get(graph.output_name)
-    if isinstance(output, _Refused):
-        raise output.error
-    if not isinstance(output, Value):
-        raise UnsupportedModule(f"The output {shown(graph.output_name)} does not depend on the input.")
-    return output
+        self._operands.update(zip(node.outputs, found, strict=False))
+        self._further(node, node.outputs[len(found) :])
+
+    def _further(self, node: Node, names: Sequence[str]) -> None:
+        """Refuse outputs that no rule gives, where they are read."""
+        read = {name for other in self._graph.nodes for name in other.inputs} | {self._graph.output_name}
+        for name in names:
+            if name and name in read:
+                raise node.unsupported(f"a use of its further output {shown(name)}")
+
+    def _argument(self, node: Node, name: str) -> Operand:
+        if not name:
+            return None
+        if name not in self._operands:
+            raise InvalidInput(
+                f"{node.label}: it reads {shown(name)}, which nothing before it gives: an initialiser is missing, or "
+                "the nodes are out of order or form a cycle. Export the model again."
+            )
+        return self._operands[name]
+
+    def _results(self, node: Node, args: Sequence[Operand]) -> list[Operand]:
+        recorded = any(isinstance(arg, Recorded) for arg in args)
+        given = Given(node, args, self._graph, self._layout, self._choose)
+        if not recorded and node.op in FOLDS:
+            return [fold(node, args)]  # type: ignore[arg-type]
+        if node.op == "Shape":
+            return [_shape(given)]
+        if node.op not in OPERATORS:
+            raise node.unsupported("this operator" if recorded else "this operator, applied to constants,")
+        try:
+            return self._recorded(given) if recorded else _computed(given)
+        except CurvcertError:
+            raise
+        except Exception as error:  # whatever torch says of arguments that a file may hold
+            raise InvalidInput(
+                f"{node.label}: its arguments do not fit ({str(error).splitlines()[0]}). Export the model again."
+            ) from error
+
+    def _recorded(self, given: Given) -> list[Operand]:
+        before, node = len(self._recorder.calls), given.node
+        self._recorder.running[:] = [(node.short, None)]
+        with self._recorder:
+            found = OPERATORS[node.op](given)
+        if self.calls > _MOST_CALLS:
+            raise InvalidInput(f"{node.label}: up to here it takes over the {_MOST_CALLS} steps that load_onnx covers.")
+        for k in range(before, len(self._recorder.calls)):
+            call = self._recorder.calls[k]
+            sizes = [leaf.place.numel() for leaf in pytree.tree_leaves(call.results) if isinstance(leaf, Slot)]
+            if 0 in sizes:
+                raise InvalidInput(f"{node.label}: its result is empty.")
+            given.require_room(max(sizes, default=0) // BATCH)
+            self._items.follow(call)
+        results = [found] if isinstance(found, Tensor) else list(found)
+        return [result if isinstance(result, Recorded) else result.numpy() for result in results]
+
+    def _choose(self, count: int) -> int:
+        chosen = self._choices[len(self.made)] if len(self.made) < len(self._choices) else 0
+        self.made.append((chosen, count))
+        return chosen
+
+    def _layout(self, x: Recorded) -> Layout:
+        return self._items.layout(x.slot)
 
 
-def _numbers(found: _Operand | None) -> int:
-    if isinstance(found, Value):
-        return math.prod(found.shape)
-    return found.size if isinstance(found, np.ndarray) else 0
+def _computed(given: Given) -> list[Operand]:
+    """Return the results of an operator on constants; their sizes are looked at first."""
+    for device in ("meta", "cpu"):
+        found = OPERATORS[given.node.op](replace(given, device=device))
+        results = [found] if isinstance(found, Tensor) else list(found)
+        size = sum(result.numel() for result in results)
+        if size > LARGEST:
+            raise InvalidInput(
+                f"{given.node.label}: a constant of {size} numbers is over the {LARGEST} that load_onnx covers."
+            )
+    return [result.numpy() for result in results]
 
 
-def _argument(node: Node, name: str, operands: dict[str, Any]) -> _Operand | None:
-    if not name:
-        return None
-    if name not in operands:
-        raise InvalidInput(
-            f"{node.label}: it reads {shown(name)}, which nothing before it gives: an initialiser is missing, or the "
-            "nodes are out of order or form a cycle. Export the model again."
-        )
-    found: _Operand = operands[name]
+def _shape(given: Given) -> Array:
+    """Return the shape of a value as a constant, with the batch as a symbol."""
+    shape = given.sizes(given.tensor())
+    first, last = given.node.attribute("start", 0), given.node.attribute("end", len(shape))
+    found = np.empty(len(shape[first:last]), dtype=object)
+    found[:] = shape[first:last]
     return found
 
 
-def _result(
-    node: Node, args: list[Any], operands: dict[str, Any], producers: dict[str, Node], context: Context
-) -> _Result:
-    if not any(isinstance(arg, Value | _Refused) for arg in args):
-        return fold(node, args)
-    found = recognised(node, operands, producers) if _may_be_a_formula(node, args) else None
-    if found is not None:
-        return found
-    refused = next((arg for arg in args if isinstance(arg, _Refused)), None)
-    # A later node may complete the formula that this one is part of.
-    if refused is not None:
-        if node.op not in ELEMENTWISE or refused.passed_on == _LONGEST_FORMULA:
-            raise refused.error
-        return replace(refused, passed_on=refused.passed_on + 1)
-    try:
-        return _applied(node, args, context)
-    except UnsupportedModule as error:
-        if node.op not in ELEMENTWISE:
-            raise
-        return _Refused(error)
-
-
-def _may_be_a_formula(node: Node, args: list[Any]) -> bool:
-    """Tell whether a node ends what no rule covers: a product of values, or arithmetic with what has no expression."""
-    moving = sum(isinstance(arg, Value) for arg in args)
-    return any(isinstance(arg, _Refused) for arg in args) or (moving > 1 and node.op not in ("Add", "Sub"))
-
-
-def _applied(node: Node, args: list[Any], context: Context) -> _Result:
-    try:
-        if node.op == "Shape":
-            return shape_of(node, value_of(node, args))
-        if node.op in RULES:
-            return RULES[node.op](node, args, context)
-        activation = activation_of(node, args)
-        if activation is not None:
-            return value_of(node, args).activate(activation, node.name or node.outputs[0])
-    except UnsupportedModule:
-        raise
-    except InvalidInput as error:
-        if str(error).startswith(node.label):
-            raise
-        raise InvalidInput(f"{node.label}: {error}") from error
-    except (ValueError, TypeError, IndexError, RuntimeError, OverflowError, AttributeError) as error:
-        raise InvalidInput(f"{node.label}: its arguments do not fit ({error}). Export the model again.") from error
-    if node.op in ("Softmax", "LogSoftmax"):
-        raise node.unsupported("this operator", _SOFTMAX)
-    raise node.unsupported("this operator")
+def _numbers(found: Any) -> int:
+    if isinstance(found, Recorded):
+        return math.prod(found.shape) // BATCH
+    return found.size if isinstance(found, np.ndarray) else 0

@@ -1,157 +1,226 @@
-"""How ONNX operators that move the numbers of samples are lowered: by the same rules as those of torch."""
+"""ONNX operators that move the entries of tensors: shapes, orders, parts and joins."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.network import movement
-from curvcert.network.builder import Value
-from curvcert.network.onnx_arguments import Batch, Context, argument, require_size, value_of
-from curvcert.network.onnx_constants import axes_of, cuts_of, integers
-from curvcert.network.onnx_file import Node
-
-_BATCH = "Keep the batch as the first dimension throughout."
-_ENDLESS = 2**31 - 1
+from curvcert.network.batched import BATCH
+from curvcert.network.onnx_arguments import Given
+from curvcert.network.onnx_constants import cuts_of
+from curvcert.network.onnx_file import Batch
+from curvcert.network.recording import Recorded
 
 
-def flatten(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a flattening of all that follows the batch."""
-    value = value_of(node, args)
-    rank, axis = 1 + len(value.shape), node.attribute("axis", 1)
-    first = axis + rank if axis < 0 else axis
-    if not 1 <= first <= rank or math.prod(value.shape[: first - 1]) != 1:
-        raise node.unsupported(f"Flatten at axis {axis} of samples of shape {value.shape}", _BATCH)
-    return movement.reshape(value, (-1,), node.label)
-
-
-def reshape_node(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a change of shape; 0 copies a size, -1 is what remains, and the batch stays first."""
-    value, target = value_of(node, args), argument(args, 1)
-    if not isinstance(target, np.ndarray) or target.ndim != 1 or not 1 <= target.size <= 32:
-        raise node.unsupported("a shape that is not a constant list")
+def reshape(given: Given) -> Tensor:
+    """Return a change of shape; 0 copies a size, -1 is what remains."""
+    x, target = given.tensor(), given.array(1, "a shape")
+    if target.ndim != 1 or not 0 <= target.size <= 32:
+        raise given.node.unsupported("a shape that is not a constant list")
     sizes = list(target.tolist())
-    old = (Batch.SIZE, *value.shape)
-    if not node.flag("allowzero"):
-        sizes = [(old[k] if k < len(old) else None) if n == 0 else n for k, n in enumerate(sizes)]
-    first, rest = sizes[0], sizes[1:]
-    if not all(type(n) is int and (n > 0 or n == -1) for n in rest) or not rest:
-        raise node.unsupported(f"a change of shape into {_written(sizes)}", _BATCH)
-    if first == -1:
-        # The batch is what remains, as long as the rest is one whole sample.
-        keeps = -1 not in rest and math.prod(rest) == math.prod(value.shape)
-    else:
-        keeps = first is Batch.SIZE or (type(first) is int and first == context.graph.batch)
-    if not keeps:
-        raise node.unsupported(f"a change of shape from {_written(old)} into {_written(sizes)}", _BATCH)
-    return movement.reshape(value, tuple(rest), node.label)
+    if not given.node.flag("allowzero"):
+        old = given.sizes(x)
+        sizes = [(old[k] if k < len(old) else -2) if type(n) is int and n == 0 else n for k, n in enumerate(sizes)]
+    return x.reshape(given.shape(x, sizes))
 
 
-def _written(sizes: Sequence[Any]) -> str:
-    return "(" + ", ".join(size.value if isinstance(size, Batch) else str(size) for size in sizes) + ")"
+def flatten(given: Given) -> Tensor:
+    """Return a matrix: the axes before one, and those from it on."""
+    x = given.tensor()
+    axis = given.node.attribute("axis", 1)
+    axis = axis + x.dim() if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-def transpose(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower a permutation of dimensions that leaves the batch first."""
-    value = value_of(node, args)
-    return movement.permute(value, node.attribute("perm", tuple(reversed(range(1 + len(value.shape))))), node.label)
-
-
-def squeeze(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower the loss of dimensions of size 1."""
-    value = value_of(node, args)
-    axes = axes_of(node, args, 1 + len(value.shape))
+def squeeze(given: Given) -> Tensor:
+    """Return the loss of dimensions of size 1."""
+    x = given.tensor()
+    axes = given.axes(x.dim())
     if axes is None:
-        raise node.unsupported("Squeeze without axes", "Name the axes: the batch might be of size 1, too.")
-    if 0 in axes or any(value.shape[axis - 1] != 1 for axis in axes):
-        raise node.unsupported(f"Squeeze of axes {axes} of samples of shape {value.shape}", _BATCH)
-    kept = tuple(n for axis, n in enumerate(value.shape, start=1) if axis not in axes)
-    if not kept:
-        raise node.unsupported("an output of one number per sample without a dimension", "Keep a dimension of size 1.")
-    return movement.reshape(value, kept, node.label)
+        raise given.node.unsupported("Squeeze without axes", "Name the axes: the batch might be of size 1, too.")
+    if any(x.shape[axis] != 1 for axis in axes):
+        raise given.node.unsupported(
+            f"Squeeze of axes {axes} of samples of shape {tuple(x.shape[1:])}", "The batch cannot be squeezed."
+        )
+    return x.squeeze(axes)
 
 
-def unsqueeze(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower new dimensions of size 1."""
-    value = value_of(node, args)
-    named = node.attribute("axes", ()) if "axes" in node.attributes else integers(node, argument(args, 1), "axes")
-    rank = 1 + len(value.shape) + len(named)
-    axes = axes_of(node, args, rank) or ()
-    if 0 in axes or rank > 32:
-        raise node.unsupported(f"Unsqueeze at axes {axes}", _BATCH)
-    sizes = iter(value.shape)
-    return movement.reshape(value, tuple(1 if axis in axes else next(sizes) for axis in range(1, rank)), node.label)
+def unsqueeze(given: Given) -> Tensor:
+    """Return new dimensions of size 1."""
+    x = given.tensor()
+    named = given.integers(1, "axes")
+    for axis in sorted(given.axes(x.dim() + len(named)) or ()):
+        x = x.unsqueeze(axis)
+    return x
 
 
-def concat(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower values joined along a dimension."""
-    values = [value_of(node, args, k) for k in range(len(args))]
-    found = movement.join(values, node.attribute("axis", 0), node.label)
-    require_size(node, context, found.shape)
-    return found
+def transpose(given: Given) -> Tensor:
+    """Return another order of dimensions."""
+    x = given.tensor()
+    order = given.node.attribute("perm", tuple(reversed(range(x.dim()))))
+    if sorted(order) != list(range(x.dim())):
+        raise InvalidInput(f"{given.node.label}: {order} is no order of {x.dim()} dimensions.")
+    return x.permute(order)
 
 
-def slice_node(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower parts along dimensions, backwards too."""
-    value = value_of(node, args)
-    size = context.graph.batch or _ENDLESS
-    for axis, part in cuts_of(node, args, (size, *value.shape)):
-        whole_batch = axis == 0 and (part.start, part.step) == (0, 1) and part.stop is not None and part.stop >= size
-        value = value if whole_batch else movement.cut(value, axis, part, node.label)
-    return value
+def expand(given: Given) -> Tensor:
+    """Return a tensor repeated along dimensions of size 1."""
+    x = given.tensor()
+    sizes, old, fixed = given.array(1, "a shape").tolist(), given.sizes(x), given.graph.batch
+    target: list[int] = []
+    for back in range(1, len(sizes) + 1):
+        n, own = sizes[-back], old[-back] if back <= len(old) else 1
+        if isinstance(own, Batch) and n in (own, 1, own.times * (fixed or 0)):
+            n = x.shape[-back]
+        if type(n) is not int:
+            raise given.node.unsupported("an Expand of a value by the size of the batch")
+        target.insert(0, n)
+    shape = torch.broadcast_shapes(tuple(x.shape), tuple(target))
+    given.require_room(math.prod(shape) // BATCH)
+    return x.expand(shape)
 
 
-def split_node(node: Node, args: Sequence[Any], context: Context) -> tuple[Value, ...]:
-    """Lower the parts of a value along a dimension: of given sizes, or as equal as they can be."""
-    value, axis = value_of(node, args), node.attribute("axis", 0)
-    given = node.attributes.get("split", argument(args, 1))
-    if given is not None:
-        return movement.split(value, integers(node, np.asarray(given), "split"), axis, node.label)
-    size = value.shape[movement.axis_of(value, axis, node.label)]
-    parts = movement.equal_parts(value, -(-size // len(node.outputs)), axis, node.label)
-    if len(parts) != len(node.outputs):
-        raise InvalidInput(f"{node.label}: {size} entries cannot be split into {len(node.outputs)} parts.")
+def concat(given: Given) -> Tensor:
+    """Return tensors joined along a dimension."""
+    parts = [part for part in (given.tensor(k) for k in range(len(given.args))) if part.numel()]
+    if not parts:
+        raise InvalidInput(f"{given.node.label}: it joins nothing.")
+    rank = parts[0].dim()
+    if any(part.dim() != rank for part in parts):
+        raise given.node.unsupported(
+            f"values of shapes {', '.join(str(tuple(part.shape)) for part in parts)} joined", "Give them one rank."
+        )
+    axis = given.axis(0, rank)
+    largest = [max(part.shape[k] for part in parts) for k in range(rank)]
+    # A constant is the same for every sample.
+    grown = [
+        part
+        if isinstance(part, Recorded)
+        else part.expand([part.shape[k] if k == axis else largest[k] for k in range(rank)])
+        for part in parts
+    ]
+    return torch.cat(grown, axis)
+
+
+def cut(given: Given) -> Tensor:
+    """Return parts along dimensions, backwards too."""
+    x = given.tensor()
+    whole = _whole_batch(given, x)
+    for axis, part in cuts_of(given.node, given.args, tuple(x.shape)):
+        if axis == whole and range(given.graph.batch or 0)[part] == range(given.graph.batch or 0):
+            continue
+        chosen = range(x.shape[axis])[part]
+        if not chosen:
+            return torch.zeros([0 if k == axis else n for k, n in enumerate(x.shape)], device=given.device)
+        step = abs(chosen.step)
+        x = torch.ops.aten.slice.Tensor(x, axis, min(chosen), max(chosen) + 1, step)
+        x = x.flip(axis) if chosen.step < 0 else x
+    return x
+
+
+def _whole_batch(given: Given, x: Tensor) -> int | None:
+    """Return the dimension of the batch if the file fixes its size."""
+    if given.graph.batch is None or not isinstance(x, Recorded):
+        return None
+    layout = given.layout_of(x)
+    return layout.axis if layout.alone else None
+
+
+def split(given: Given) -> Sequence[Tensor]:
+    """Return the parts along a dimension: of given sizes, or as equal as they can be."""
+    x, count = given.tensor(), len(given.node.outputs)
+    axis = given.axis(0, x.dim())
+    size = x.shape[axis]
+    if "split" in given.node.attributes or given.has(1):
+        sizes = list(given.integers(1, "split"))
+    else:
+        part = -(-size // count)
+        sizes = [min(part, size - first) for first in range(0, size, part)]
+    if len(sizes) != count or sum(sizes) != size or min(sizes) < 1:
+        raise InvalidInput(f"{given.node.label}: {count} parts of {tuple(sizes)} do not make up {size} entries.")
+    parts: Sequence[Tensor] = torch.split(x, sizes, axis)
     return parts
 
 
-def gather(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower one entry along a dimension, or several in any order."""
-    value, index, axis = value_of(node, args), argument(args, 1), node.attribute("axis", 0)
-    if not isinstance(index, np.ndarray) or index.dtype.kind not in "iu" or index.ndim > 1 or index.size == 0:
-        raise node.unsupported("a choice of entries that is not a constant list of whole numbers")
+def gather(given: Given) -> Tensor:
+    """Return entries along a dimension, in any order."""
+    x, index = given.tensor(), given.array(1, "a choice of entries")
+    axis = given.axis(0, x.dim())
+    if index.dtype.kind not in "iu" or index.size == 0 or index.size > 2**24:
+        raise given.node.unsupported("a choice of entries that is not a constant list of whole numbers")
+    size = x.shape[axis]
+    if not bool(((index >= -size) & (index < size)).all()):
+        raise InvalidInput(
+            f"{given.node.label}: the choice of entries {index.reshape(-1)[:8].tolist()} of {size} is not in there."
+        )
+    given.require_room(math.prod(x.shape) // max(size, 1) * index.size // BATCH)
+    places = torch.from_numpy(np.asarray(index % size))
     if index.ndim == 0:
-        return movement.item(value, axis, int(index), node.label)
-    size = value.shape[movement.axis_of(value, axis, node.label)]
-    places = [int(k) + size if k < 0 else int(k) for k in index]
-    require_size(node, context, (math.prod(value.shape) // size * len(places),))
-    if not all(0 <= k < size for k in places):
-        raise InvalidInput(f"{node.label}: the choice of entries {places[:8]} of {size} is not in there.")
-    step = places[1] - places[0] if len(places) > 1 else 1
-    stop = places[-1] + (1 if step > 0 else -1)
-    if step == 0 or places != list(range(places[0], stop, step)):
-        return movement.choose(value, axis, places, node.label)
-    return movement.cut(value, axis, slice(places[0], None if stop < 0 else stop, step), node.label)
+        return x.select(axis, int(places))
+    found = x.index_select(axis, places.reshape(-1).to(given.device))
+    return found if index.ndim == 1 else found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
-def depth_to_space(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower channels spread over blocks of pixels."""
-    value, r = value_of(node, args), node.attribute("blocksize", 0)
-    if node.attribute("mode", "DCR") == "CRD":
-        return movement.blocks_to_space(value, r, node.label)
-    if len(value.shape) != 3 or r < 1 or value.shape[0] % r**2:
-        raise InvalidInput(f"{node.label}: blocks of {r} do not fit samples of shape {value.shape}.")
-    channels, height, width = value.shape
-    parts = value.reshaped((r, r, channels // r**2, height, width), node.label).permuted((2, 3, 0, 4, 1), node.label)
-    return parts.reshaped((channels // r**2, height * r, width * r), node.label)
+def gather_elements(given: Given) -> Tensor:
+    """Return entries along a dimension, chosen for each place."""
+    x, index = given.tensor(), given.constant(1, "a choice of entries").long()
+    axis = given.axis(0, x.dim())
+    if index.dim() != x.dim():
+        raise InvalidInput(f"{given.node.label}: {index.dim()} dimensions of choices for {x.dim()} of entries.")
+    grown = [
+        BATCH if isinstance(n, Batch) and index.shape[k] == 1 else index.shape[k] for k, n in enumerate(given.sizes(x))
+    ]
+    return torch.gather(x, axis, (index % x.shape[axis]).expand(grown))
 
 
-def space_to_depth(node: Node, args: Sequence[Any], context: Context) -> Value:
-    """Lower blocks of pixels gathered into channels."""
-    value, r = value_of(node, args), node.attribute("blocksize", 0)
-    if len(value.shape) != 3 or r < 1 or value.shape[1] % r or value.shape[2] % r:
-        raise InvalidInput(f"{node.label}: blocks of {r} do not fit samples of shape {value.shape}.")
-    channels, height, width = value.shape
-    parts = value.reshaped((channels, height // r, r, width // r, r), node.label).permuted((2, 4, 0, 1, 3), node.label)
-    return parts.reshaped((channels * r**2, height // r, width // r), node.label)
+def gather_nd(given: Given) -> Tensor:
+    """Return entries, or parts, whose places along the first dimensions are listed."""
+    x, index = given.tensor(), given.constant(1, "a choice of entries").long()
+    if given.node.attribute("batch_dims", 0) or not 1 <= index.shape[-1] <= x.dim():
+        raise given.node.unsupported(f"GatherND with batch_dims, or {index.shape[-1]} places for {x.dim()} dimensions")
+    count = index.shape[-1]
+    given.require_room(math.prod(index.shape[:-1]) * math.prod(x.shape[count:]) // BATCH)
+    sizes = torch.tensor(x.shape[:count])
+    if bool(((index < -sizes) | (index >= sizes)).any()):
+        raise InvalidInput(f"{given.node.label}: the choice of entries is not in there.")
+    found: Tensor = x[tuple(index.unbind(-1))]
+    return found
+
+
+def tile(given: Given) -> Tensor:
+    """Return a tensor repeated as a whole."""
+    x, times = given.tensor(), given.integers(1, "repeats")
+    given.require_room(math.prod(x.shape) // BATCH * math.prod(times))
+    return x.repeat(times)
+
+
+def depth_to_space(given: Given) -> Tensor:
+    """Return channels spread over blocks of pixels."""
+    x, r = given.tensor(), given.node.attribute("blocksize", 0)
+    if x.dim() != 4 or r < 1 or x.shape[1] % r**2:
+        raise InvalidInput(f"{given.node.label}: blocks of {r} do not fit samples of shape {tuple(x.shape[1:])}.")
+    if given.node.attribute("mode", "DCR") == "CRD":
+        return F.pixel_shuffle(x, r)
+    n, channels, height, width = x.shape
+    parts = x.reshape(n, r, r, channels // r**2, height, width).permute(0, 3, 4, 1, 5, 2)
+    return parts.reshape(n, channels // r**2, height * r, width * r)
+
+
+def space_to_depth(given: Given) -> Tensor:
+    """Return blocks of pixels gathered into channels."""
+    x, r = given.tensor(), given.node.attribute("blocksize", 0)
+    if x.dim() != 4 or r < 1 or x.shape[2] % r or x.shape[3] % r:
+        raise InvalidInput(f"{given.node.label}: blocks of {r} do not fit samples of shape {tuple(x.shape[1:])}.")
+    n, channels, height, width = x.shape
+    parts = x.reshape(n, channels, height // r, r, width // r, r).permute(0, 3, 5, 1, 2, 4)
+    return parts.reshape(n, channels * r**2, height // r, width // r)
+
+
+def triangle(given: Given) -> Tensor:
+    """Return what lies above or below a diagonal."""
+    offset = int(given.number(1, "a diagonal")) if given.has(1) else 0
+    return torch.triu(given.tensor(), offset) if given.node.flag("upper", True) else torch.tril(given.tensor(), offset)

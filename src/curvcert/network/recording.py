@@ -161,6 +161,10 @@ _EXACT = {"zeros", "ones", "empty", "eye", "arange", "_to_copy", "to", *_LIKE} -
 """Calls that give the same numbers in every dtype; `torch.tensor(0.1)` is another number in float32."""
 
 
+_SUMS = {"sum", "mean", "cumsum", "prod", "linalg_vector_norm"}
+"""Calls that may be told in which dtype they sum."""
+
+
 def in_float64(own: torch.dtype, func: Any, args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call with float64 for every dtype that is as fine as a module's own.
 
@@ -172,7 +176,7 @@ def in_float64(own: torch.dtype, func: Any, args: Any, options: Mapping[str, Any
         real = isinstance(argument, torch.dtype) and argument.is_floating_point
         return torch.float64 if real and torch.finfo(argument).eps <= coarsest else argument
 
-    if name in _EXACT:
+    if name in _EXACT or name in _SUMS:
         args, options = pytree.tree_map(raised, (args, dict(options)))
         made = name in ("zeros", "ones", "empty", "eye") and options.get("dtype") is None
         if made and torch.finfo(torch.get_default_dtype()).eps <= coarsest:
@@ -184,13 +188,13 @@ def _widened(argument: Any) -> Any:
     return argument.double() if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
 
-class _Recorder(TorchDispatchMode):
-    """Writes the tape."""
+class Recorder(TorchDispatchMode):
+    """Writes the tape; `running` is where it is: in which module, or in a node of a file, which is none."""
 
     def __init__(self, device: torch.device, own: torch.dtype | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.running: list[tuple[str, nn.Module]] = []
+        self.running: list[tuple[str, nn.Module | None]] = []
         self.failed = ""
         self._calls_at: Counter[str] = Counter()
         self._device = device
@@ -349,17 +353,20 @@ class _Recorder(TorchDispatchMode):
         path = self._where(func)
         self._calls_at[path] += 1
         before = self._calls_at[path] - 1
-        return f"{path}_{before}" if before and not is_torchs_own(self.running[-1][1]) else path
+        module = self.running[-1][1]
+        return path if not before or module is None or is_torchs_own(module) else f"{path}_{before}"
 
     def _where(self, func: Any) -> str:
         """Return the path of the module that is running, and the operation if it is not torch's own module."""
         name = "" if func is None else func._schema.name.split("::")[1].strip("_")
         here, module = self.running[-1]
-        return here if is_torchs_own(module) else f"{here}.{name}".strip(".")
+        return here if module is None or is_torchs_own(module) else f"{here}.{name}".strip(".")
 
     def _line(self) -> str:
         """Return the line of the user's code, such as " (model.py, line 12)"; empty if it is in no file."""
         frame = sys._getframe(1)
+        if self.running[-1][1] is None:
+            return ""
         while frame.f_back is not None and frame.f_code is not record.__code__:
             file = frame.f_code.co_filename
             if not file.startswith(_NOT_THE_USERS):
@@ -399,10 +406,10 @@ def record(
 
     `known` modules go by a rule of their own.  With `own`, the model is a copy in float64 of one with that dtype.
     """
-    recorder = _Recorder(inputs[0].device, own)
+    recorder = Recorder(inputs[0].device, own)
     slots = tuple(Slot(torch.empty(x.shape, dtype=x.dtype, device="meta")) for x in inputs)
     paths = {id(module): path or type(module).__name__ for path, module in model.named_modules()}
-    with _followed(recorder, model, paths), _replaced(recorder, model, paths, known), _settings_for_recording():
+    with _followed(recorder, model, paths), _replaced(recorder, model, paths, known), settings_for_recording():
         recorder.running.append(("", model))
         with recorder:
             try:
@@ -415,7 +422,7 @@ def record(
 
 
 @contextmanager
-def _followed(recorder: _Recorder, model: nn.Module, paths: Mapping[int, str]) -> Iterator[None]:
+def _followed(recorder: Recorder, model: nn.Module, paths: Mapping[int, str]) -> Iterator[None]:
     """Let the recorder know which module is running."""
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -437,7 +444,7 @@ def _followed(recorder: _Recorder, model: nn.Module, paths: Mapping[int, str]) -
 
 @contextmanager
 def _replaced(
-    recorder: _Recorder, model: nn.Module, paths: Mapping[int, str], known: Callable[[nn.Module], bool]
+    recorder: Recorder, model: nn.Module, paths: Mapping[int, str], known: Callable[[nn.Module], bool]
 ) -> Iterator[None]:
     """Let the modules that have a rule write themselves down as a whole."""
     replaced = [module for module in model.modules() if known(module)]
@@ -460,7 +467,7 @@ def _replaced(
 
 
 @contextmanager
-def _settings_for_recording() -> Iterator[None]:
+def settings_for_recording() -> Iterator[None]:
     """Let torch call what it is made of: its fused transformer layers and attention say less."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

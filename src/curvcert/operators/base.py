@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
-from typing import Any, ClassVar, Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -29,13 +29,7 @@ class AbstractLinearMap(ABC):
 
     A subclass is a frozen dataclass that gives the two shapes, dtype, device, and three methods:
     `_apply`, `_adjoint` (both on a batch) and `_matrix`, its slow and obvious meaning.
-
-    One that only puts coordinates into another order, or another shape, says so by `reorders`; one each of whose
-    outputs is one of the coordinates, some perhaps left out and some repeated, by `selects`.
     """
-
-    reorders: ClassVar[bool] = False
-    selects: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -194,15 +188,31 @@ def require_finite(op: AbstractLinearMap) -> None:
             )
 
 
+class AbstractSelection(AbstractLinearMap):
+    """A map each of whose outputs is one of the coordinates, some perhaps left out and some repeated."""
+
+    @final
+    def _matrix(self) -> Tensor:
+        order = self._apply(torch.arange(self.in_size, device=self.device).reshape(1, *self.in_shape))
+        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
+
+
+class AbstractPart(AbstractSelection):
+    """A map that repeats no coordinate: its rows are unit vectors, all different."""
+
+
+class AbstractReordering(AbstractPart):
+    """A map that only puts all coordinates into another order, or another shape."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class Identity(AbstractLinearMap):
+class Identity(AbstractReordering):
     """x -> x."""
 
     shape: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    reorders: ClassVar[bool] = True
 
     @property
     def in_shape(self) -> Shape:
@@ -217,9 +227,6 @@ class Identity(AbstractLinearMap):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         return y
-
-    def _matrix(self) -> Tensor:
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)
 
 
 @final
@@ -252,14 +259,13 @@ class Zero(AbstractLinearMap):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Reshape(AbstractLinearMap):
+class Reshape(AbstractReordering):
     """The same coordinates, in the same order, in another shape."""
 
     source: Shape
     target: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    reorders: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.in_size != self.out_size:
@@ -278,9 +284,6 @@ class Reshape(AbstractLinearMap):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         return y.reshape(len(y), *self.in_shape)
-
-    def _matrix(self) -> Tensor:
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)
 
 
 @final

@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.base import AbstractLinearMap, Composition
 from curvcert.operators.magnitudes import absolute_norm_upper_bound, rounding_length
 from curvcert.operators.rows import basis_vectors
@@ -21,7 +22,7 @@ from curvcert.operators.verified import (
     spectral_norm_of_matrix_upper_bound,
     symmetrised,
 )
-from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, Upper, gamma, lengths, norm_upper_bound_of_vectors
 
 NormFunction = Callable[[AbstractLinearMap], Tensor]
 
@@ -53,15 +54,16 @@ class ChainMatrix:
 
         With K roundings in a stage its error is at most :math:`\|A\|_2 e + \gamma_K \||A|\|_2 \|M\|_F`.
         """
+        checkpoint()
         size, length = norm_upper_bound_of_vectors(self.matrix.flatten(), 2, 0), rounding_length(factor)
-        # What underflows is off by less than the least float, once a rounding.
-        local = gamma(length) * absolute(factor) * size + length * len(self.matrix) * factor.in_size * TINY
+        # What underflows is off by less than the least float, once per rounding.
+        local = Upper(size) * absolute(factor) * gamma(length) + length * len(self.matrix) * factor.in_size * TINY
         rows = factor.adjoint(self.matrix.reshape(-1, *factor.out_shape)).flatten(1)
-        return ChainMatrix((*self.factors, factor), rows, inflate(norm(factor) * self.error + local, gamma(8)))
+        return ChainMatrix((*self.factors, factor), rows, (Upper(self.error) * norm(factor) + local).bound)
 
     def norm_upper_bound(self) -> Tensor:
         """Bound the largest singular value of the product."""
-        return inflate(spectral_norm_of_matrix_upper_bound(self.matrix) + self.error, 0.0)
+        return (Upper(spectral_norm_of_matrix_upper_bound(self.matrix)) + self.error).bound
 
 
 def empty_chain(op: AbstractLinearMap) -> ChainMatrix:
@@ -86,7 +88,7 @@ def gram_norm_of_chain_upper_bound(op: AbstractLinearMap, norm: NormFunction) ->
     `norm` bounds the spectral norm of a single stage; it enters the error term alone.
     """
     gram, error = gram_matrix(op.T if op.in_size <= op.out_size else op, norm)
-    return inflate(largest_eigenvalue_upper_bound(gram, error).sqrt(), 0.0)
+    return Upper(largest_eigenvalue_upper_bound(gram, error)).root().bound
 
 
 def middle_gram_norm_upper_bound(left: AbstractLinearMap, right: AbstractLinearMap, norm: NormFunction) -> Tensor:
@@ -97,18 +99,16 @@ def middle_gram_norm_upper_bound(left: AbstractLinearMap, right: AbstractLinearM
     R = dominating_factor(*gram_matrix(left.T, norm))
     S, error = gram_matrix(right, norm)
     n = left.in_size
-    size = inflate(R.square().sum(), gamma(n * n + 2))
-    product = R.mT @ (S @ R)
-    forming = gamma(2 * n + 2) * size * inflate(torch.linalg.vector_norm(S), gamma(n * n + 2))
-    error = inflate(size * error + forming + 2 * n**3 * TINY, gamma(8))
-    return inflate(largest_eigenvalue_upper_bound(product, error).sqrt(), 0.0)
+    size = Upper(R).square().sum()
+    off = size * error + size * lengths(S) * gamma(2 * n + 2) + 2 * n**3 * TINY
+    return Upper(largest_eigenvalue_upper_bound(R.mT @ (S @ R), off.bound)).root().bound
 
 
 def gram_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, Tensor]:
     """Return A A', exactly symmetric, and a bound on its error in the Frobenius norm."""
     matrix, error = tracked_matrix(op @ op.T, norm)
     mean, averaging = symmetrised(matrix)
-    return mean, inflate(error + averaging, 0.0)
+    return mean, (Upper(error) + averaging).bound
 
 
 def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, Tensor]:
@@ -123,17 +123,18 @@ def tracked_matrix(op: AbstractLinearMap, norm: NormFunction) -> tuple[Tensor, T
     matrix = torch.empty(op.out_size, op.in_size, dtype=op.dtype, device=op.device)
     squares = torch.zeros(len(stages), dtype=op.dtype, device=op.device)
     for start in range(0, op.in_size, chunk):
+        checkpoint()
         stop = min(start + chunk, op.in_size)
         P = basis_vectors(op.in_shape, start, stop, op)
         for k, stage in enumerate(stages):
             squares[k] += P.square().sum()
             P = stage.apply(P)
         matrix[:, start:stop] = P.flatten(1).mT
-    # What underflows is off by less than the least float, once a rounding.
-    sizes = inflate(squares + op.in_size * widest * TINY, gamma(op.in_size * widest + 2)).sqrt()
-    error = torch.zeros((), dtype=op.dtype, device=op.device)
-    for stage, size in zip(stages, sizes, strict=True):
+    # What underflows is off by less than the least float, once per rounding.
+    sizes = (Upper(squares, op.in_size * widest) + op.in_size * widest * TINY).root()
+    error = Upper(torch.zeros((), dtype=op.dtype, device=op.device))
+    for k, stage in enumerate(stages):
         length = rounding_length(stage)
-        local = gamma(length) * absolute_norm_upper_bound(stage) * size + length * op.in_size * stage.out_size * TINY
-        error = inflate(norm(stage) * error + local, gamma(8))
-    return matrix, error
+        local = sizes[k] * absolute_norm_upper_bound(stage) * gamma(length)
+        error = error * norm(stage) + local + length * op.in_size * stage.out_size * TINY
+    return matrix, error.bound

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from curvcert.bounds.types import Estimate, LayerTerm, Scope
 from curvcert.errors import InvalidInput
 from curvcert.norms import conjugate, vector_norm
-from curvcert.operators.base import AbstractLinearMap, Identity, Reshape, Scaled, Shape, Zero, structure
+from curvcert.operators.base import (
+    AbstractLinearMap,
+    AbstractReordering,
+    Identity,
+    Reshape,
+    Scaled,
+    Shape,
+    Zero,
+    structure,
+)
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.norm_rule import AbstractNorms
@@ -134,7 +143,7 @@ class NormEstimates(AbstractNorms[Estimate], nn.Module):
         """Estimate the p -> q norm: 2 -> 2 by power iteration, others by norms of rows and columns."""
         if isinstance(op, Zero):
             return torch.zeros((), dtype=op.dtype, device=op.device)
-        if op.reorders and p == q:
+        if isinstance(op, AbstractReordering) and p == q:
             return torch.ones((), dtype=op.dtype, device=op.device)
         if isinstance(op, Scaled):
             return abs(op.factor) * self.norm(op.map, p, q)

@@ -16,12 +16,21 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.operators.conv import Pair
 from curvcert.operators.hermitian import largest_singular_value_upper_bound
 from curvcert.operators.planes import Circles, Use, Value, total_strides
 from curvcert.operators.stencils import Stencil
 from curvcert.operators.verified import largest_eigenvalue_upper_bound
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import (
+    TINY,
+    UNIT_ROUNDOFF,
+    Upper,
+    gamma,
+    norm_upper_bound_of_vectors,
+    root_above,
+    root_below,
+)
 
 Span = tuple[int, int]
 """The least and the largest offset that a path map reads along an axis, in positions of its start."""
@@ -73,14 +82,14 @@ class Through:
     @property
     def norm(self) -> Tensor:
         """A bound on the 2-norm."""
-        rounding = gamma(self.length + 8) * inflate(self.gram.diagonal().sum(), gamma(self.length + len(self.gram)))
-        return inflate(largest_eigenvalue_upper_bound(self.gram, rounding).sqrt() + self.error, 0.0)
+        rounding = Upper(self.gram.diagonal(), self.length).sum() * gamma(self.length + 8)
+        return (Upper(largest_eigenvalue_upper_bound(self.gram, rounding.bound)).root() + self.error).bound
 
     @property
     def row_norms(self) -> Tensor:
         """Bounds on the 2-norms of the rows."""
-        squares = inflate(self.gram.diagonal().clamp(min=0.0), 2 * gamma(self.length + 8)) + TINY
-        return inflate(squares.sqrt() + self.error, gamma(8))
+        squares = Upper(self.gram.diagonal().clamp(min=0.0), 2 * (self.length + 8)) + TINY
+        return (squares.root() + self.error).bound
 
 
 class Frequencies:
@@ -115,6 +124,7 @@ class Frequencies:
         states = {start: first or self._identity(self._values[start].shape[0])}
         yield start, states[start]
         for k in range(start + 1, len(self._values)):
+            checkpoint()
             value = self._values[k]
             slope = 1.0 if value.slopes is None else value.slopes.mu
             images = [self._image(states[use.source], use, slope, start) for use in value.uses if use.source in states]
@@ -139,17 +149,18 @@ class Frequencies:
         """Return R with R R* at least Y, Hermitian matrices of the frequencies of a value."""
         n = Y.shape[-1]
         g = gamma(4 * (n + 4))
-        trace = Y.diagonal(dim1=-2, dim2=-1).real.abs().sum(dim=-1).amax()
+        shift = Upper(Y.diagonal(dim1=-2, dim2=-1).real.abs()).sum(-1).amax() * (4 * g) + TINY
         shifted = (Y + Y.mH) / 2
-        shifted.diagonal(dim1=-2, dim2=-1).add_(inflate(4 * g * trace + TINY, gamma(n + 8)))
-        return State(torch.linalg.cholesky(shifted).unflatten(-1, (1, 1, n)), torch.zeros_like(trace), ((0, 0), (0, 0)))
+        shifted.diagonal(dim1=-2, dim2=-1).add_(shift.bound)
+        none = torch.zeros_like(shift.value)
+        return State(torch.linalg.cholesky(shifted).unflatten(-1, (1, 1, n)), none, ((0, 0), (0, 0)))
 
     def gram(self, state: State, start: int, end: int, norm: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return :math:`\hat P \hat P^* / A` and a bound on its error, given the norm of the path map."""
         P, area = state.matrices.flatten(6), self._area(start, end)
-        forming = gamma(4 * (P.shape[-1] + 8)) * _frobenius(state.matrices).square()
-        moved = state.error * (2 * norm * math.sqrt(area) + state.error)
-        return P @ P.mH / area, inflate((moved + forming) / area, gamma(16))
+        forming = _frobenius(state.matrices).square() * gamma(4 * (P.shape[-1] + 8))
+        moved = (Upper(2 * norm) * root_above(area) + state.error) * state.error
+        return P @ P.mH / area, ((moved + forming) / area).bound
 
     def at_lags(self, S: Tensor, value: int, height: int, width: int) -> Tensor:
         r"""Return :math:`N^{-2} \sum_f S(f) e^{2 \pi i f \tau / N}` for the lags 0, 1, ..., -2, -1 within an image."""
@@ -181,13 +192,12 @@ class Frequencies:
         weight = self.multiplicity().sqrt()[:, None, None, None, None, None]
         area = self._area(start, gate.source)
         flat = torch.view_as_real(product * (weight / math.sqrt(self.count(gate.source)))).movedim(-3, 0).flatten(1)
-        size, taps = _length(gate.rows), math.prod(gate.rows.shape[2:])
+        size, taps = Upper(_length(gate.rows)), math.prod(gate.rows.shape[2:])
         # The taps of each entry of V add up, and V is as long on the torus as it is.
         symbol = 4 * (taps + 16) * UNIT_ROUNDOFF * math.sqrt(taps)
         local = symbol + gamma(4 * (gate.rows.shape[1] + 8))
-        error = (size + gate.error) * state.error + (gate.error + 2 * local * size) * _frobenius(state.matrices)
-        root = math.sqrt(area)
-        return Through(flat @ flat.mT / area, flat.shape[1], inflate(error / root, gamma(16)))
+        error = (size + gate.error) * state.error + (size * (2 * local) + gate.error) * _frobenius(state.matrices)
+        return Through(flat @ flat.mT / area, flat.shape[1], (error / root_below(area)).bound)
 
     def _spectrum(self, gate: Exit) -> Tensor:
         """Return the rows of an exit at the frequencies of its value: (h, rows, w, columns, rows of it, channels)."""
@@ -212,8 +222,8 @@ class Frequencies:
     def norm(self, state: State, start: int, end: int) -> Tensor:
         stride = [a // b for a, b in zip(self._strides[end], self._strides[start], strict=True)]
         blocks = state.matrices.flatten(6).flatten(0, 4)
-        norm = (largest_singular_value_upper_bound(blocks) + state.error) / math.sqrt(math.prod(stride))
-        return inflate(norm * self._off_the_grid(state, stride, end), gamma(16))
+        norm = (Upper(largest_singular_value_upper_bound(blocks)) + state.error) / root_below(math.prod(stride))
+        return (norm * self._off_the_grid(state, stride, end)).bound
 
     def _off_the_grid(self, state: State, stride: Sequence[int], end: int) -> float:
         r"""Return how much larger a norm may be between the points of a coarse grid: :math:`1 / \cos(\pi R / M)`."""
@@ -233,8 +243,8 @@ class Frequencies:
         if factor == 1.0:
             return state
         matrices = state.matrices * factor
-        error = abs(factor) * state.error + 8 * UNIT_ROUNDOFF * _frobenius(matrices)
-        return State(matrices, inflate(error, gamma(8)), state.spans)
+        error = Upper(state.error) * abs(factor) + _frobenius(matrices) * (8 * UNIT_ROUNDOFF)
+        return State(matrices, error.bound, state.spans)
 
     def _through(self, state: State, stencil: Stencil, source: int, start: int) -> State:
         r"""Return the state behind a stencil.
@@ -244,20 +254,19 @@ class Frequencies:
         """
         symbol = self._symbol(stencil, source)
         taps = stencil.kernel.shape[-1] * stencil.kernel.shape[-2]
-        delta = (4 * (taps + 16) * UNIT_ROUNDOFF + stencil.error) * stencil.size
+        delta = Upper(stencil.size) * (4 * (taps + 16) * UNIT_ROUNDOFF + stencil.error)
         if state.identity:
             made, error = symbol[..., None, None, :], delta
         else:
             made = _product(symbol, state.matrices)
-            local = (delta + gamma(4 * (symbol.shape[-1] + 4)) * stencil.size) * _frobenius(state.matrices)
-            error = (self._symbol_norm(stencil, source) + delta) * state.error + local
+            local = delta + Upper(stencil.size) * gamma(4 * (symbol.shape[-1] + 4))
+            error = (delta + self._symbol_norm(stencil, source)) * state.error + local * _frobenius(state.matrices)
         steps = (after // before for after, before in zip(self._strides[source], self._strides[start], strict=True))
         h, w = (
             (low + step * min(axis.offsets), high + step * max(axis.offsets))
             for (low, high), step, axis in zip(state.spans, steps, stencil.reach, strict=True)
         )
-        joined = math.sqrt(math.prod(stencil.stride))
-        return State(_joined(made, stencil.stride), inflate(error * joined, gamma(16)), (h, w))
+        return State(_joined(made, stencil.stride), (error * root_above(math.prod(stencil.stride))).bound, (h, w))
 
     def _symbol(self, stencil: Stencil, source: int) -> Tensor:
         """Return the matrices of a stencil at the frequencies of a value: (h, rows, w, columns, groups, out, in)."""
@@ -313,15 +322,15 @@ def _sum(states: Sequence[State]) -> State:
     if len(states) == 1:
         return states[0]
     blocks = math.gcd(*(state.matrices.shape[4] for state in states))
-    total, error = _with_blocks(states[0].matrices, blocks), states[0].error
+    total, error = _with_blocks(states[0].matrices, blocks), Upper(states[0].error)
     for state in states[1:]:
         total = total + _with_blocks(state.matrices, blocks)
-        error = error + state.error + 2 * UNIT_ROUNDOFF * _frobenius(total)
+        error = error + state.error + _frobenius(total) * (2 * UNIT_ROUNDOFF)
     h, w = (
         (min(state.spans[axis][0] for state in states), max(state.spans[axis][1] for state in states))
         for axis in (0, 1)
     )
-    return State(total, inflate(error, gamma(4 * len(states))), (h, w))
+    return State(total, error.bound, (h, w))
 
 
 def _with_blocks(matrices: Tensor, blocks: int) -> Tensor:
@@ -368,10 +377,9 @@ def _length(x: Tensor) -> Tensor:
     return norm_upper_bound_of_vectors(x.flatten(), 2, 0)
 
 
-def _frobenius(matrices: Tensor) -> Tensor:
-    """Bound the largest Frobenius norm of a batch."""
-    squares = torch.view_as_real(matrices).square().sum(dim=(-6, -5, -4, -3, -2, -1)).amax()
-    return inflate(squares + TINY, gamma(2 * matrices.shape[-5:].numel() + 8)).sqrt() * (1 + 4 * UNIT_ROUNDOFF)
+def _frobenius(matrices: Tensor) -> Upper:
+    """Return the largest Frobenius norm of a batch."""
+    return (Upper(torch.view_as_real(matrices)).square().sum(-6, -5, -4, -3, -2, -1).amax() + TINY).root()
 
 
 def _quartic_norm(symbol: Tensor, stencil: Stencil) -> Tensor:
@@ -384,4 +392,4 @@ def _quartic_norm(symbol: Tensor, stencil: Stencil) -> Tensor:
     frobenius = (square.real.square() + square.imag.square()).sum(dim=(-2, -1)).sqrt().amax()
     # Everything is at most 1 in size: the roundings of two products, and of the symbol itself.
     rounding = 16 * gamma(4 * (outputs + inputs + stencil.kernel[0, 0, 0].numel() + 32)) + 8 * stencil.error
-    return inflate((inflate(frobenius, 1e-9) + rounding).sqrt().sqrt() * scale, gamma(16))
+    return ((Upper(frobenius) * (1 + 1e-9) + rounding).root().root() * scale).bound

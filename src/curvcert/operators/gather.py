@@ -5,22 +5,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.base import AbstractSelection, Shape
 from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
-from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.operators.magnitudes import rounding_length
 from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 from curvcert.rounding import UNIT_ROUNDOFF, inflate
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Gather(AbstractLinearMap):
+class Gather(AbstractSelection):
     r"""y[j_0, j_1, ...] = x[i_0, i_1, ...] with `i_k = indices[k][j_k]`: borders that mirror, whole factors of size.
 
     An entry that stands in n places of the output is a column of n ones, and columns are orthogonal: the 2-norm is
@@ -34,7 +34,6 @@ class Gather(AbstractLinearMap):
     indices: tuple[Shape, ...]
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    selects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         fits = len(self.indices) == len(self.source) and all(self.indices)
@@ -70,10 +69,6 @@ class Gather(AbstractLinearMap):
             y = y.new_zeros(shape).index_add(axis, index, y)
         return y
 
-    def _matrix(self) -> Tensor:
-        rows = self._apply(torch.arange(self.in_size, device=self.device).reshape(1, *self.source)).flatten()
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[rows]
-
 
 def gather_along(source: Shape, chosen: Mapping[int, Sequence[int]]) -> Gather:
     """Return the map that takes the chosen entries along some axes, and all of them along the others.
@@ -82,11 +77,6 @@ def gather_along(source: Shape, chosen: Mapping[int, Sequence[int]]) -> Gather:
     (2, 4)
     """
     return Gather(source, tuple(tuple(chosen.get(axis, range(n))) for axis, n in enumerate(source)))
-
-
-@magnitude.register
-def _(op: Gather) -> AbstractLinearMap:
-    return op
 
 
 @rounding_length.register

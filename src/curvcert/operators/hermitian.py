@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import linalg as la
 
 from curvcert.errors import OutOfRange
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, power_of_two
 
 _LOOKED_AT = 4
 """Matrices of which the eigenvalues are computed to guess the shift."""
@@ -43,22 +43,22 @@ def largest_singular_value_upper_bound(blocks: Complex128[Tensor, "batch n m"]) 
         raise OutOfRange("A norm overflows float64. Rescale the weights.")
     scale = power_of_two(peak)
     wide = wide / scale
-    frobenius = inflate(_squares(wide).amax(), gamma(4 * (n * m + 4)))
     gram = wide @ wide.mH
     shift = _verified_shift(gram)
     g = gamma(4 * (n + 4))
-    slack = (g / (1 - g) * n + 4 * UNIT_ROUNDOFF) * shift + gamma(4 * (m + 4)) * frobenius + (n + m) * TINY
-    return inflate(inflate(shift + slack, gamma(8)).sqrt(), 0.0) * scale
+    forming = _squares(wide).amax() * gamma(4 * (m + 4)) + (n + m) * TINY
+    slack = Upper(shift) * (g / (1 - g) * n + 4 * UNIT_ROUNDOFF) + forming
+    return (slack + shift).root().bound * scale
 
 
-def _squares(blocks: Tensor) -> Tensor:
+def _squares(blocks: Tensor) -> Upper:
     """Return the squared Frobenius norm of each matrix."""
-    return torch.view_as_real(blocks).square().sum(dim=(-3, -2, -1))
+    return Upper(torch.view_as_real(blocks)).square().sum(-3, -2, -1)
 
 
 def _verified_shift(gram: Tensor) -> Tensor:
     """Return a shift at which the factorisation of every matrix completes."""
-    sizes = inflate(_squares(gram).sqrt(), gamma(4 * (gram.shape[-1] ** 2 + 4)))
+    sizes = _squares(gram).root().bound
     shift, step = sizes.new_zeros(()), _STEP
     for _ in range(60):
         guess = la.eigvalsh(_most_promising(gram)).amax().clamp(min=0.0)

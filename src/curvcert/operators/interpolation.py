@@ -16,7 +16,7 @@ from torch import Tensor
 from curvcert.norms import conjugate
 from curvcert.operators.base import AbstractLinearMap
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, gamma, inflate, norm_upper_bound_of_vectors
 
 Point = tuple[float, float]
 
@@ -104,6 +104,5 @@ def _from_spectral(op: AbstractLinearMap, sigma: Tensor, target: Point) -> Tenso
 def _root_of_gram_sum(op: AbstractLinearMap) -> Tensor:
     r"""Bound :math:`\|A\|_{\infty \to 2} \le \sqrt{\sum |A^T A|}`."""
     matrix = op.as_matrix()
-    slack = gamma(sum(matrix.shape) + matrix.shape[1] ** 2)
-    rounding = gamma(matrix.shape[0]) * matrix.abs().sum(dim=1).square().sum()
-    return inflate(inflate((matrix.T @ matrix).abs().sum() + rounding, 2 * slack).sqrt(), 0.0)
+    rounding = Upper(matrix.abs()).sum(1).square().sum() * gamma(matrix.shape[0])
+    return (Upper((matrix.T @ matrix).abs()).sum() + rounding).root().bound

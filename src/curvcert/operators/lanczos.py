@@ -1,16 +1,35 @@
-r"""Guesses of largest eigenvalues by Lanczos iteration, for a batch at once and with one look at the result.
+r"""Guesses of largest eigenvalues and of norms, from below, by iteration: they say what a proof is worth trying for.
+
+Lanczos iteration, for a batch at once and with one look at the result.
 
 After m steps from a vector v the eigenvalues of :math:`V S V^T`, V an orthonormal basis of the span of
 :math:`v, Sv, \dots, S^{m-1} v`, approximate those of S from within; no guess is above the truth but for rounding.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from curvcert.operators.base import AbstractLinearMap
+from curvcert.rounding import TINY
+
 _BREAKDOWN = 1e-13
 """Of the size of a matrix with entries of about 1: a direction that is left with less than this is rounding alone."""
+
+_GLIMPSE_STEPS = 8
+"""Power-iteration steps of a norm that is only glimpsed."""
+
+
+def glimpsed_norm(op: AbstractLinearMap) -> Tensor:
+    """Return the growth of one vector, after steps of power iteration: the 2 -> 2 norm is no less, but for rounding."""
+    v = torch.cos(torch.arange(op.in_size, dtype=op.dtype, device=op.device)).reshape(1, *op.in_shape)
+    for _ in range(_GLIMPSE_STEPS):
+        v = op.adjoint(op.apply(v))
+        v = v / torch.linalg.vector_norm(v).clamp(min=TINY)
+    growth: Tensor = torch.linalg.vector_norm(op.apply(v))
+    return growth
 
 
 def largest_eigenvalue_guesses(symmetric: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -25,8 +44,47 @@ def largest_eigenvalue_guesses(symmetric: Tensor, steps: int) -> tuple[Tensor, T
     >>> abs(float(guess) - 1) < 1e-14, float(below) < 1e-14
     (True, True)
     """
-    projected, lengths = (part.cpu() for part in _iterate(symmetric, min(steps, symmetric.shape[-1])))
-    used = 1 + (lengths[:, :-1] > _BREAKDOWN * symmetric.shape[-1]).cumprod(dim=1).sum(dim=1)
+    n = symmetric.shape[-1]
+    return _top_of(*_iterate(symmetric, min(steps, n)), n)
+
+
+def congruent_eigenvalue_guesses(B: Tensor, s: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the same of diag(s) B diag(s) for every row of s: one product with B serves all of them."""
+    return _top_of(*_three_terms(lambda v: s * ((s * v) @ B), s, min(steps, len(B))), len(B))
+
+
+def quick_eigenvalue_guesses(symmetric: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the same as `largest_eigenvalue_guesses`, by a recursion that keeps no vectors."""
+    n = symmetric.shape[-1]
+    start = torch.cos(torch.arange(n, dtype=symmetric.dtype, device=symmetric.device)).expand(len(symmetric), n)
+    return _top_of(*_three_terms(lambda v: _times(symmetric, v), start, min(steps, n)), n)
+
+
+def _three_terms(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return what `_iterate` does, with no vector kept but the last two.
+
+    Rounding brings directions back that were left: eigenvalues repeat, but none is too large.
+    """
+    v = start / torch.linalg.vector_norm(start, dim=1, keepdim=True).clamp(min=TINY)
+    before, length = torch.zeros_like(v), v.new_zeros(len(v))
+    diagonal, lengths = list[Tensor](), list[Tensor]()
+    for _ in range(steps):
+        w = product(v) - length[:, None] * before
+        along = (w * v).sum(dim=1)
+        w = w - along[:, None] * v
+        length = torch.linalg.vector_norm(w, dim=1)
+        diagonal.append(along)
+        lengths.append(length)
+        # At the end of the basis only zeros follow.
+        before, v = v, w / torch.where(length > _BREAKDOWN * v.shape[1], length, torch.inf)[:, None]
+    left = torch.stack(lengths, dim=1)
+    return torch.diag_embed(torch.stack(diagonal, dim=1)) + torch.diag_embed(left[:, :-1], 1), left
+
+
+def _top_of(projected: Tensor, lengths: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the largest eigenvalue of what an iteration found, and how far below the truth it may be."""
+    projected, lengths = projected.cpu(), lengths.cpu()
+    used = 1 + (lengths[:, :-1] > _BREAKDOWN * n).cumprod(dim=1).sum(dim=1)
     T = (projected + projected.triu(1).mT).nan_to_num(0.0, 0.0, 0.0)
     unused = torch.arange(T.shape[-1]) >= used[:, None]
     # Directions that were never reached go below everything else.
@@ -52,11 +110,12 @@ def _iterate(symmetric: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     for j in range(steps):
         V[:, j] = v
         w = _times(symmetric, v)
-        first = _times(V, w)
-        w = w - _times(V.mT, first)
-        second = _times(V, w)
-        w = w - _times(V.mT, second)
-        H[:, :, j] = first + second
+        before = V[:, : j + 1]
+        first = _times(before, w)
+        w = w - _times(before.mT, first)
+        second = _times(before, w)
+        w = w - _times(before.mT, second)
+        H[:, : j + 1, j] = first + second
         length = torch.linalg.vector_norm(w, dim=1)
         lengths[:, j] = length
         # At the end of the basis only zeros follow.

@@ -15,9 +15,9 @@ from torch import Tensor
 from curvcert.errors import UnsupportedOperator
 from curvcert.operators.base import (
     AbstractLinearMap,
+    AbstractPart,
+    AbstractSelection,
     Composition,
-    Identity,
-    Reshape,
     Scaled,
     Sum,
     Transposed,
@@ -27,7 +27,7 @@ from curvcert.operators.circuit import Circuit
 from curvcert.operators.conv import Conv2d
 from curvcert.operators.dense import Dense
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate
 
 
 @singledispatch
@@ -45,7 +45,7 @@ def _(op: Dense | Conv2d | Diagonal) -> AbstractLinearMap:
     return replace(op, weight=op.weight.abs())
 
 
-@magnitude.register(Identity | Zero | Reshape | AveragePool2d)
+@magnitude.register(AbstractSelection | Zero | AveragePool2d)
 def _(op: AbstractLinearMap) -> AbstractLinearMap:
     return op
 
@@ -104,7 +104,7 @@ def _(op: AveragePool2d) -> int:
     return math.prod(op.kernel_size) + 2
 
 
-@rounding_length.register(Identity | Zero | Reshape)
+@rounding_length.register(AbstractPart | Zero)
 def _(op: AbstractLinearMap) -> int:
     return 0
 
@@ -141,18 +141,24 @@ def _(op: Circuit) -> int:
     return op.carried(0, lambda part, length: length + rounding_length(part) + most, max) + sum(map(len, op.steps))
 
 
+def absolute_image(op: AbstractLinearMap, x: Upper | Tensor) -> Upper:
+    """Return the image of x >= 0 under the map of op's absolute values.
+
+    >>> absolute_image(Dense(torch.tensor([[1.0, -2.0]])), torch.tensor([3.0, 1.0]))
+    Upper(value=tensor([5.]), roundings=3)
+    """
+    value, roundings = (x.value, x.roundings) if isinstance(x, Upper) else (x, 0)
+    return Upper(magnitude(op).apply(value), roundings + rounding_length(op) + 1)
+
+
 def absolute_row_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
     """Bound the sums of absolute values along each row of op's matrix, in op's output shape."""
-    size = magnitude(op)
-    ones = torch.ones(op.in_shape, dtype=op.dtype, device=op.device)
-    return inflate(size.apply(ones), gamma(rounding_length(op) + 1))
+    return absolute_image(op, torch.ones(op.in_shape, dtype=op.dtype, device=op.device)).bound
 
 
 def absolute_column_sums_upper_bound(op: AbstractLinearMap) -> Tensor:
     """Bound the sums of absolute values along each column of op's matrix, in op's input shape."""
-    size = magnitude(op)
-    ones = torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
-    return inflate(size.adjoint(ones), gamma(rounding_length(op) + 1))
+    return absolute_row_sums_upper_bound(op.T)
 
 
 def absolute_norm_upper_bound(op: AbstractLinearMap, p: float = 2) -> Tensor:
@@ -182,8 +188,5 @@ def image_error(op: AbstractLinearMap, x: Tensor, x_error: Tensor | None = None)
     >>> 0 < float(image_error(op, torch.ones(2, dtype=torch.float64))) < 1e-15
     True
     """
-    size, g = magnitude(op), gamma(rounding_length(op) + 1)
-    error = g * size.apply(x.abs())
-    if x_error is not None:
-        error = error + size.apply(x_error)
-    return inflate(error, g)
+    error = Upper(x.abs()) * gamma(rounding_length(op) + 1)
+    return absolute_image(op, error if x_error is None else error + x_error).bound

@@ -6,20 +6,21 @@ for 1 -> q (the largest column) and for p -> inf (the largest row); a proven bou
 
 import math
 from collections.abc import Hashable
-from functools import singledispatch
+from functools import reduce, singledispatch
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.types import Bound, LayerTerm, Scope
+from curvcert.budget import checkpoint
 from curvcert.errors import InvalidInput, OutOfRange, UnsupportedOperator
 from curvcert.norms import conjugate, validate_p
 from curvcert.operators import chains, fourier, khatri_rao
 from curvcert.operators.base import (
     AbstractLinearMap,
+    AbstractPart,
+    AbstractReordering,
     Composition,
-    Identity,
-    Reshape,
     Scaled,
     Sum,
     Transposed,
@@ -34,13 +35,23 @@ from curvcert.operators.dense import Dense
 from curvcert.operators.images import GRAM_SIZE as IMAGE_GRAM_SIZE
 from curvcert.operators.images import large_norm_upper_bound
 from curvcert.operators.interpolation import interpolated_norm_upper_bound
+from curvcert.operators.lanczos import glimpsed_norm
 from curvcert.operators.magnitudes import absolute_norm_upper_bound
 from curvcert.operators.norm_rule import AbstractNorms
 from curvcert.operators.rows import column_norms_upper_bound, row_norms_upper_bound
 from curvcert.operators.structured import AveragePool2d, Diagonal
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
 from curvcert.operators.weighted import GRAM_SIZE, bilinear_upper_bound
-from curvcert.rounding import RECURSION_SLACK, UNIT_ROUNDOFF, bits_below_one, gamma, inflate, most_bits
+from curvcert.rounding import (
+    RECURSION_SLACK,
+    UNIT_ROUNDOFF,
+    Upper,
+    bits_below_one,
+    inflate,
+    most_bits,
+    root_below,
+    total,
+)
 
 MEMORY_BUDGET = 4 * 2**30
 """Bytes that one norm may take by default."""
@@ -112,6 +123,7 @@ class NormBounds(AbstractNorms[Bound]):
         if self._beside is not None and key in self._beside._known:
             return self._beside._known[key][1]
         if key not in self._known:
+            checkpoint()
             self._require_usable(op)
             # The map is kept beside its bound, so that its parts' ids cannot be taken over by others.
             with torch.no_grad():
@@ -163,6 +175,10 @@ class NormBounds(AbstractNorms[Bound]):
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Bound the p -> q norm of a map, as a plain number."""
         return self.bound(op, p, q).value
+
+    def may_be_below(self, op: AbstractLinearMap, size: Tensor) -> bool:
+        """Whether it is worth while to bound a 2 -> 2 norm that only counts below a size: no growth reaches that."""
+        return (structure(op), 2.0, 2.0) in self._known or bool(glimpsed_norm(_in_float64(op)) < size)
 
     def row_norms(self, op: AbstractLinearMap, r: float) -> Tensor:
         """Bound the r-norms of the rows of a map."""
@@ -260,11 +276,12 @@ class NormBounds(AbstractNorms[Bound]):
     def _quick_of(self, op: AbstractLinearMap) -> Tensor:
         match op:
             case Sum():
-                return inflate(torch.stack([self.quick_spectral(term) for term in op.terms]).sum(), gamma(64))
+                return total(map(self.quick_spectral, op.terms)).bound
             case Composition():
-                return inflate(torch.stack([self.quick_spectral(f) for f in op.factors]).prod(), gamma(64))
+                first, *others = map(self.quick_spectral, op.factors)
+                return reduce(Upper.__mul__, others, Upper(first)).bound
             case Scaled():
-                return inflate(abs(op.factor) * self.quick_spectral(op.map), 0.0)
+                return (Upper(self.quick_spectral(op.map)) * abs(op.factor)).bound
             case Transposed():
                 return self.quick_spectral(op.map)
             case _:
@@ -303,7 +320,7 @@ def spectral_norm_upper_bound(op: AbstractLinearMap, norms: NormBounds) -> Measu
     )
 
 
-@spectral_norm_upper_bound.register(Identity | Reshape)
+@spectral_norm_upper_bound.register(AbstractPart)
 def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
     return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
@@ -348,11 +365,8 @@ def _(op: Sum, norms: NormBounds) -> Measured:
 
 @spectral_norm_upper_bound.register
 def _(op: Circuit, norms: NormBounds) -> Measured:
-    one = torch.ones((), dtype=op.dtype, device=op.device)
-    paths = op.carried(
-        one, lambda part, size: norms.quick_spectral(part) * size, lambda sizes: torch.stack([*sizes]).sum()
-    )
-    paths = inflate(paths, gamma(64 + 4 * len(op.steps)))
+    one = Upper(torch.ones((), dtype=op.dtype, device=op.device))
+    paths = op.carried(one, lambda part, size: size * norms.quick_spectral(part), total).bound
     if chains.outer_gram_bytes(min(op.in_size, op.out_size)) <= norms.memory_budget:
         return chains.gram_norm_of_chain_upper_bound(op, lambda _: paths), "Gram matrix of the circuit"
     return paths, "sum over paths (over the memory budget)"
@@ -368,7 +382,7 @@ def _(op: Composition, norms: NormBounds) -> Measured:
     if isinstance(pool, AveragePool2d) and not overlaps(pool.as_conv):
         # Its rows are orthogonal and of one length, so it maps the ball onto a ball.
         known = norms.bound(_product(factors[:-1]))
-        return inflate(known.value * math.prod(pool.kernel_size) ** -0.5, gamma(8)), known.method
+        return (Upper(known.value) / root_below(math.prod(pool.kernel_size))).bound, known.method
     attained = _attained_product(op, norms)
     if attained is not None:
         return attained, "product of norms, attained"
@@ -391,9 +405,9 @@ def _(op: Composition, norms: NormBounds) -> Measured:
 
 def _without_reordering_ends(factors: tuple[AbstractLinearMap, ...]) -> tuple[AbstractLinearMap, ...]:
     """Return a product's factors but those at its ends that only reorder coordinates: its norm is the same."""
-    while len(factors) > 1 and factors[0].reorders:
+    while len(factors) > 1 and isinstance(factors[0], AbstractReordering):
         factors = factors[1:]
-    while len(factors) > 1 and factors[-1].reorders:
+    while len(factors) > 1 and isinstance(factors[-1], AbstractReordering):
         factors = factors[:-1]
     return factors
 

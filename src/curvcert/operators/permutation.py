@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.base import AbstractReordering, Shape
 from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
-from curvcert.operators.magnitudes import magnitude, rounding_length
-from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
-from curvcert.operators.rows import row_norms_upper_bound
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Permutation(AbstractLinearMap):
+class Permutation(AbstractReordering):
     """y[j_0, j_1, ...] = x[i_0, i_1, ...] with j_k = i_{axes[k]}: the same coordinates in another order, an isometry.
 
     >>> Permutation((2, 3), (1, 0)).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
@@ -30,7 +27,6 @@ class Permutation(AbstractLinearMap):
     axes: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    reorders: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if sorted(self.axes) != list(range(len(self.source))):
@@ -50,14 +46,10 @@ class Permutation(AbstractLinearMap):
     def _adjoint(self, y: Tensor) -> Tensor:
         return y.permute(0, *(self.axes.index(axis) + 1 for axis in range(len(self.axes))))
 
-    def _matrix(self) -> Tensor:
-        order = torch.arange(self.in_size, device=self.device).reshape(self.source).permute(self.axes)
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
-
 
 @final
 @dataclass(frozen=True, eq=False)
-class Flip(AbstractLinearMap):
+class Flip(AbstractReordering):
     """The same coordinates, counted from the other end along some axes: an isometry, and its own adjoint.
 
     >>> Flip((2, 3), (1,)).apply(torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
@@ -69,7 +61,6 @@ class Flip(AbstractLinearMap):
     axes: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    reorders: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if len(set(self.axes)) != len(self.axes) or not set(self.axes) <= set(range(len(self.shape))):
@@ -88,30 +79,6 @@ class Flip(AbstractLinearMap):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         return self._apply(y)
-
-    def _matrix(self) -> Tensor:
-        order = self._apply(torch.arange(self.in_size, device=self.device).reshape(1, *self.shape))
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[order.flatten()]
-
-
-@magnitude.register(Permutation | Flip)
-def _(op: AbstractLinearMap) -> AbstractLinearMap:
-    return op
-
-
-@rounding_length.register(Permutation | Flip)
-def _(op: AbstractLinearMap) -> int:
-    return 0
-
-
-@row_norms_upper_bound.register(Permutation | Flip)
-def _(op: AbstractLinearMap, r: float) -> Tensor:
-    return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
-
-
-@spectral_norm_upper_bound.register(Permutation | Flip)
-def _(op: AbstractLinearMap, norms: NormBounds) -> Measured:
-    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
 
 @description.register

@@ -7,16 +7,26 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from curvcert.operators.base import AbstractLinearMap, Composition, Identity, Reshape, Scaled, Transposed, Zero, compose
+from curvcert.operators.base import (
+    AbstractLinearMap,
+    AbstractReordering,
+    AbstractSelection,
+    Composition,
+    Scaled,
+    Transposed,
+    Zero,
+    compose,
+)
 from curvcert.operators.conv import Conv2d, overlaps
 from curvcert.operators.dense import Dense
 from curvcert.operators.magnitudes import (
+    absolute_image,
     absolute_row_sums_upper_bound,
     rounding_length,
 )
 from curvcert.operators.scaled_conv import scaled_conv
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors, root_below
 
 _CHUNK_ELEMENTS = 2**25
 """Rows are formed in pieces of about this many numbers."""
@@ -36,7 +46,7 @@ def row_norms_upper_bound(op: AbstractLinearMap, r: float) -> Tensor:
     >>> 5.0 <= float(rows) < 5.000001
     True
     """
-    if op.selects:
+    if isinstance(op, AbstractSelection):
         return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
     pieces = []
     chunk = max(1, _CHUNK_ELEMENTS // max(op.in_size, op.out_size))
@@ -69,11 +79,6 @@ def _(op: Dense, r: float) -> Tensor:
     return norm_upper_bound_of_vectors(op.weight, r, 1)
 
 
-@row_norms_upper_bound.register(Identity | Reshape)
-def _(op: AbstractLinearMap, r: float) -> Tensor:
-    return torch.ones(op.out_shape, dtype=op.dtype, device=op.device)
-
-
 @row_norms_upper_bound.register
 def _(op: Zero, r: float) -> Tensor:
     return torch.zeros(op.out_shape, dtype=op.dtype, device=op.device)
@@ -92,25 +97,25 @@ def _(op: Scaled, r: float) -> Tensor:
 @row_norms_upper_bound.register
 def _(op: Composition, r: float) -> Tensor:
     first, *inner, last = op.factors
-    if last.reorders:
+    if isinstance(last, AbstractReordering):
         return row_norms_upper_bound(compose(first, *inner), r)
-    if first.reorders:
+    if isinstance(first, AbstractReordering):
         return first.apply(row_norms_upper_bound(compose(*inner, last), r))
     if r > _EXACT_POWER:
         return row_norms_upper_bound.dispatch(object)(op, r)
     for conv, transposed in ((scaled_conv(op), False), (scaled_conv(op.T), True)):
         if conv is not None:
             # Weights that underflow are below any that norms are bounded for.
-            return inflate(_conv_line_norms(conv[0], r, transposed), gamma(4 * conv[1])) + TINY
+            return (Upper(_conv_line_norms(conv[0], r, transposed), 4 * conv[1]) + TINY).bound
     if isinstance(first, Diagonal):
         return (Upper(row_norms_upper_bound(compose(*inner, last), r)) * first.weight.abs()).bound
     if isinstance(first, Transposed) and _has_windows_apart(first.map):
         # Each row is a share of one row behind it.
-        return inflate(first.apply(row_norms_upper_bound(compose(*inner, last), r)), gamma(8))
+        return absolute_image(first, row_norms_upper_bound(compose(*inner, last), r)).bound
     if r == 2 and _has_windows_apart(last):
         # The rows of the pooling are orthogonal and of one length.
         behind = row_norms_upper_bound(compose(first, *inner), r)
-        return inflate(behind * math.prod(last.kernel_size) ** -0.5, gamma(8))
+        return (Upper(behind) / root_below(math.prod(last.kernel_size))).bound
     return row_norms_upper_bound.dispatch(object)(op, r)
 
 
@@ -140,7 +145,7 @@ def _(op: Transposed, r: float) -> Tensor:
             return inflate(_conv_line_norms(inner.as_conv, r, transposed=True), 4 * UNIT_ROUNDOFF)
         case Diagonal():
             return row_norms_upper_bound(inner, r)
-        case _ if inner.selects:
+        case AbstractSelection():
             # How often each coordinate is taken: columns of ones.
             counts = inner.adjoint(torch.ones(inner.out_shape, dtype=op.dtype, device=op.device))
             return torch.where(counts > 1, inflate(counts.pow(1 / r), 4 * UNIT_ROUNDOFF), counts)

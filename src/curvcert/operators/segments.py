@@ -4,21 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.base import AbstractLinearMap, AbstractPart, Shape
 from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
-from curvcert.operators.magnitudes import magnitude, rounding_length
-from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Segment(AbstractLinearMap):
+class Segment(AbstractPart):
     """x -> x[start], x[start + 1], ... in a shape: part of a vector; its rows are unit vectors.
 
     >>> Segment(5, 1, (2,)).apply(torch.arange(5.0, dtype=torch.float64))
@@ -30,7 +28,6 @@ class Segment(AbstractLinearMap):
     part: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    selects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.start + self.out_size <= self.total or self.out_size < 1:
@@ -50,25 +47,6 @@ class Segment(AbstractLinearMap):
     def _adjoint(self, y: Tensor) -> Tensor:
         behind = self.total - self.start - self.out_size
         return torch.nn.functional.pad(y.flatten(1), (self.start, behind))
-
-    def _matrix(self) -> Tensor:
-        eye = torch.eye(self.total, dtype=self.dtype, device=self.device)
-        return eye[self.start : self.start + self.out_size]
-
-
-@magnitude.register
-def _(op: Segment) -> AbstractLinearMap:
-    return op
-
-
-@rounding_length.register
-def _(op: Segment) -> int:
-    return 0
-
-
-@spectral_norm_upper_bound.register
-def _(op: Segment, norms: NormBounds) -> Measured:
-    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
 
 def side_by_side(maps: Sequence[AbstractLinearMap]) -> AbstractLinearMap:

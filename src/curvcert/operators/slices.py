@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.errors import InvalidInput
-from curvcert.operators.base import AbstractLinearMap, Shape
+from curvcert.operators.base import AbstractPart, Shape
 from curvcert.operators.description import Description, Reading, Weights, description, reads, shape
-from curvcert.operators.magnitudes import magnitude, rounding_length
-from curvcert.operators.norm_bounds import Measured, NormBounds, spectral_norm_upper_bound
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Slice(AbstractLinearMap):
+class Slice(AbstractPart):
     """y[j_0, j_1, ...] = x[i_0, i_1, ...] with i_k = starts[k] + steps[k] j_k: some of the coordinates, in order.
 
     >>> Slice((2, 4), (0, 1), (1, 2), (2, 2)).apply(torch.arange(8.0, dtype=torch.float64).reshape(2, 4))
@@ -31,7 +29,6 @@ class Slice(AbstractLinearMap):
     target: Shape
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
-    selects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         axes = tuple(zip(self.source, self.starts, self.steps, self.target, strict=False))
@@ -63,10 +60,6 @@ class Slice(AbstractLinearMap):
         x[self._cut] = y
         return x
 
-    def _matrix(self) -> Tensor:
-        rows = torch.arange(self.in_size, device=self.device).reshape(1, *self.source)[self._cut].flatten()
-        return torch.eye(self.in_size, dtype=self.dtype, device=self.device)[rows]
-
 
 def slice_along(shape: Sequence[int], axis: int, start: int, count: int, step: int = 1) -> Slice:
     """Return the slice of `count` entries along one axis, all of them along the others.
@@ -77,21 +70,6 @@ def slice_along(shape: Sequence[int], axis: int, start: int, count: int, step: i
     starts, steps, target = [0] * len(shape), [1] * len(shape), list(shape)
     starts[axis], steps[axis], target[axis] = start, step, count
     return Slice(tuple(shape), tuple(starts), tuple(steps), tuple(target))
-
-
-@magnitude.register
-def _(op: Slice) -> AbstractLinearMap:
-    return op
-
-
-@rounding_length.register
-def _(op: Slice) -> int:
-    return 0
-
-
-@spectral_norm_upper_bound.register
-def _(op: Slice, norms: NormBounds) -> Measured:
-    return torch.ones((), dtype=op.dtype, device=op.device), "isometry"
 
 
 @description.register

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from typing import final
 
-import torch
 from torch import Tensor
 
 from curvcert.operators.base import AbstractLinearMap, Transposed
 from curvcert.operators.conv import Conv2d, Pair
 from curvcert.operators.structured import AveragePool2d, Diagonal
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, lengths
 
 
 @final
@@ -66,9 +65,8 @@ class Stencil:
     @cached_property
     def size(self) -> Tensor:
         """A bound on the norm of the sum of the absolute values of the taps, and so of what any frequency sees."""
-        sums = self.kernel.abs().sum(dim=(-2, -1))
-        length = self.kernel.shape[-1] * self.kernel.shape[-2] + sums.shape[-1] * sums.shape[-2]
-        return inflate(torch.linalg.vector_norm(sums, dim=(-2, -1)).amax() * (1 + self.error), gamma(length + 8))
+        size = lengths(Upper(self.kernel.abs()).sum(-2, -1), -2, -1).amax()
+        return (size + size * self.error).bound
 
     @property
     def is_scale(self) -> bool:

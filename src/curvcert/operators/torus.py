@@ -37,7 +37,7 @@ from curvcert.operators.planes import (
     with_scales_folded,
 )
 from curvcert.operators.verified import spectral_norm_of_matrix_upper_bound
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, inflate, norm_upper_bound_of_vectors, total
 
 _CHUNK_BYTES = 2**29
 """Frequencies are taken in pieces whose matrices fill about this much."""
@@ -158,20 +158,21 @@ class Torus:
         source = {k: self.values[k].uses[0].source for k in bent}
         wanted = sorted({*self.place.values(), *source.values(), *bent})
         norms = self._path_norms((0, *bent), {*wanted} - bent.keys())
-        growth = {0: torch.ones((), dtype=torch.float64, device=_device(self.values))}
+        growth = {0: Upper(torch.ones((), dtype=torch.float64, device=_device(self.values)))}
         for end in wanted:
             if end in bent:
-                growth[end] = inflate((abs(bent[end].mu) + bent[end].rho) * growth[source[end]], gamma(4))
+                moved = growth[source[end]]
+                growth[end] = moved * abs(bent[end].mu) + moved * bent[end].rho
                 continue
-            terms = [norms[end, 0]] if (end, 0) in norms else []
+            terms = [Upper(norms[end, 0])] if (end, 0) in norms else []
             terms += [
-                slopes.rho * norms[end, start] * growth[source[start]]
+                growth[source[start]] * norms[end, start] * slopes.rho
                 for start, slopes in bent.items()
                 if (end, start) in norms
             ]
             if terms:
-                growth[end] = inflate(torch.stack(terms).sum(), gamma(4 * len(bent) + 8))
-        return growth
+                growth[end] = total(terms)
+        return {k: moved.bound for k, moved in growth.items()}
 
     def all_frequencies(self) -> Frequencies | None:
         """Return all frequencies together, or None where they are only looked at by a grid, or piece by piece."""

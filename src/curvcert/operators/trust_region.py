@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvcert.operators.verified import eigenvalue_upper_bound_near
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, lengths
 
 _STEPS = 40
 """Lanczos steps."""
@@ -41,7 +41,7 @@ class QuadraticForm:
     def __init__(self, H: Tensor, error: Tensor) -> None:
         """Take a symmetric matrix."""
         self.H, self.error = H, error
-        self._size = inflate(torch.linalg.vector_norm(H), gamma(H.numel()))
+        self._size = lengths(H)
         self._top: Tensor | None = None
 
     def largest(self, g: Tensor, t: Tensor, least: Tensor | float = 0.0) -> Tensor:
@@ -56,15 +56,15 @@ class QuadraticForm:
         shares = first.unsqueeze(1) / (shift.unsqueeze(2) - values.unsqueeze(1))
         y = shares @ basis.mT
         # What A y leaves of g, A = shift I - H, as computed, and how far that may be off.
-        n, length, steep = g.shape[1], _lengths(y), _lengths(g)[:, None]
+        n, length, steep = g.shape[1], lengths(y, -1), lengths(g, -1)[:, None]
         left = g.unsqueeze(1) - shift.unsqueeze(2) * y + y @ self.H
-        off = inflate(gamma(n + 8) * ((self._size + shift) * length + steep) + self.error * length, gamma(16)) + TINY
-        rest = inflate(_lengths(left) + off, 0.0)
+        off = ((self._size + shift) * length + steep) * gamma(n + 8) + length * self.error + TINY
+        rest = lengths(left, -1) + off
         value = ((g.unsqueeze(1) + left) * y).sum(dim=2)
-        slack = length * (gamma(2 * n + 16) * (steep + rest) + off) + 4 * UNIT_ROUNDOFF * value.abs()
+        slack = length * ((steep + rest) * gamma(2 * n + 16) + off) + 4 * UNIT_ROUNDOFF * value.abs()
         gap = (shift - top) * (1 - 4 * UNIT_ROUNDOFF)
-        half = (value + inflate(slack + rest.square() / gap, gamma(16))) / 2
-        found: Tensor = half + inflate(shift * t.square() / 2, gamma(8)) + 8 * UNIT_ROUNDOFF * half.abs()
+        half = (value + (slack + rest.square() / gap).bound) / 2
+        found: Tensor = half + (Upper(t).square() * shift / 2.0).bound + 8 * UNIT_ROUNDOFF * half.abs()
         return found
 
     def _proven(self, guess: float) -> Tensor:
@@ -73,12 +73,6 @@ class QuadraticForm:
             bound = eigenvalue_upper_bound_near(self.H, guess, _ABOVE)
             self._top = inflate(bound + self.error, 0.0)
         return self._top
-
-
-def _lengths(x: Tensor) -> Tensor:
-    """Bound the 2-norms along the last dimension."""
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return inflate(length, gamma(x.shape[-1] + 4))
 
 
 def _krylov(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:

@@ -6,8 +6,7 @@ eigenvalue of S but for the same error.  An ordinary eigenvalue solver only gues
 :math:`\lambda`; nothing rests on its accuracy but the tightness.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,18 +15,32 @@ from jaxtyping import Float64
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.errors import InvalidInput, OutOfRange
-from curvcert.operators.lanczos import largest_eigenvalue_guesses
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, power_of_two
+from curvcert.operators.lanczos import (
+    congruent_eigenvalue_guesses,
+    largest_eigenvalue_guesses,
+    quick_eigenvalue_guesses,
+)
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, lengths, power_of_two, root_above
 
 _DIRECT_SIZE = 1500
 """Largest symmetric matrix whose whole spectrum is computed to guess the top of it."""
 
 _BATCHED_DIRECT_SIZE = 256
-"""The same for a batch with one bound a matrix."""
+"""The same for a batch with one bound per matrix."""
 
 _SMALL_SIZE = 32
 """The same for a batch on an accelerator: its solvers take larger ones one by one."""
+
+_CONGRUENT_DIRECT_SIZE = 96
+"""The same for matrices that differ in a diagonal on either side."""
+
+_CONGRUENT_TIGHT = 1e-9
+"""How far below the truth their guesses may be, relatively, before more steps are made."""
+
+_QUICK_SIZE = 384
+"""Largest single matrix on a processor of which the spectrum is computed before an iteration is tried."""
 
 _STEPS = (64, 160)
 """Lanczos steps for one guess; the more only where the fewer are not tight."""
@@ -43,6 +56,9 @@ _STEPS_UP = tuple(1e-12 * 8.0**k for k in range(13))
 
 _SINGLE_STEP = 1e-5
 """The same for guesses in single precision, of the largest in size."""
+
+_ROUGH, _ROUGH_STEPS = 1e-6, 16
+"""How far above a quick guess its first shift is, relatively, and the steps of such a guess."""
 
 _GRAM_ROWS = 256
 """Rows of a Gram matrix that are computed at once, up to its diagonal."""
@@ -77,6 +93,7 @@ def largest_eigenvalue_upper_bound(
     scale = power_of_two(symmetric.abs().amax())
     scaled = symmetric / scale
     for shift in _shifts(scaled):
+        checkpoint()
         bound = _verify(scaled, shift)
         if bound is not None:
             bound = inflate(bound.clamp(min=0.0), 0.0) + 2 * TINY
@@ -104,6 +121,55 @@ def largest_eigenvalues_upper_bound(
     guess, below = _largest_eigenvalue_estimates(scaled)
     bounds = _verified_each(scaled, guess, torch.maximum(below, _LEAST_STEP * guess.abs().clamp(min=2.0**-60)))
     return inflate(bounds * scale + averaging + error, 0.0)
+
+
+def congruent_eigenvalues_upper_bound(
+    B: Float64[Tensor, "n n"], error: Tensor, s: Float64[Tensor, "batch n"], at_once: int
+) -> Float64[Tensor, " batch"]:
+    r"""Bound the largest eigenvalue of :math:`D B D`, D = diag(s), for each s >= 0, B semidefinite to within `error`.
+
+    All guesses take products with one B; then there is one factorisation for each, `at_once` of them held together.
+
+    >>> B, s = torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    >>> none = torch.zeros((), dtype=torch.float64)
+    >>> 4.0 <= float(congruent_eigenvalues_upper_bound(B, none, s, 1)) < 4.0 + 1e-10
+    True
+    """
+    if not bool(torch.isfinite(B).all()):
+        raise OutOfRange("An eigenvalue bound needs finite numbers: these overflow. Rescale the weights.")
+    symmetric, averaging = symmetrised(B)
+    size = power_of_two(symmetric.abs().amax())
+    scaled = symmetric / size
+    # The largest entry of a semidefinite matrix is on its diagonal: it becomes about 1.
+    tops = (s * scaled.diagonal().abs().sqrt()).amax(dim=1)
+    sizes = power_of_two(torch.maximum(tops, s.amax(dim=1) * 2.0**-200))
+    weights = s / sizes[:, None]
+    guess, below = _congruent_guesses(scaled, weights)
+    margin = torch.maximum(below, _LEAST_STEP * guess.abs().clamp(min=2.0**-60))
+
+    def bounded(own: Tensor, guess: Tensor, margin: Tensor) -> Tensor:
+        return _verified_of(lambda k: (-own[k])[:, :, None] * scaled * own[k][:, None, :], guess, margin)
+
+    pieces = zip(*(each.split(max(1, at_once)) for each in (weights, guess, margin)), strict=True)
+    found = [bounded(*piece) for piece in pieces]
+    # Two roundings per entry; the Frobenius norm of a semidefinite matrix is at most its trace.
+    # Its own trace is off by no more than the error times the root of n.
+    off = (Upper(symmetric.diagonal().abs()).sum() * (4 * UNIT_ROUNDOFF) + averaging + error) * (1 + gamma(4 * len(B)))
+    # Entries that underflow are off by less than the least float, times weights of at most 2**200.
+    scaled_bounds = Upper(torch.cat(found)) + len(B) * 2.0**-600
+    return (scaled_bounds * size * sizes * sizes + off * s.amax(dim=1) * s.amax(dim=1) + TINY).bound
+
+
+def _congruent_guesses(B: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Guess the largest eigenvalue of each diag(s) B diag(s), and how far below the truth that may be."""
+    if len(B) <= _CONGRUENT_DIRECT_SIZE and s.device.type == "cpu":
+        top: Tensor = torch.linalg.eigvalsh(s[:, :, None] * B * s[:, None, :])[:, -1]
+        return top, torch.zeros_like(top)
+    guess, below = congruent_eigenvalue_guesses(B, s, _BATCHED_STEPS)
+    slow = (below > _CONGRUENT_TIGHT * guess.abs()).nonzero().flatten()
+    if len(slow):
+        guess[slow], below[slow] = congruent_eigenvalue_guesses(B, s[slow.to(s.device)], _STEPS[-1])
+    return guess.to(s), below.to(s)
 
 
 def extreme_eigenvalues_upper_bounds(
@@ -179,12 +245,20 @@ def eigenvalue_upper_bound_near(matrix: Float64[Tensor, "n n"], guess: float, sl
 
 
 def _verified_each(scaled: Tensor, guess: Tensor, margin: Tensor) -> Tensor:
-    """Return proven bounds on the largest eigenvalues, 0 at least, from guesses and margins; inf without."""
+    return _verified_of(lambda index: -scaled[index], guess, margin)
+
+
+def _verified_of(negative: Callable[[Tensor], Tensor], guess: Tensor, margin: Tensor) -> Tensor:
+    """Return proven bounds on the largest eigenvalues, 0 at least, from guesses and margins; inf without.
+
+    `negative` makes, by their numbers, new matrices that are the negatives of those to be bounded.
+    """
     bounds = torch.full_like(guess, torch.inf)
     open_ = torch.arange(len(guess), device=guess.device)
     for _ in range(60):
+        checkpoint()
         shift = (guess + margin)[open_]
-        C = -scaled[open_]
+        C = negative(open_)
         C.diagonal(dim1=-2, dim2=-1).add_(shift[:, None])
         R, info = torch.linalg.cholesky_ex(C)
         done = (info == 0) & R.sum(dim=(-2, -1)).isfinite()
@@ -222,9 +296,28 @@ def spectral_norm_of_matrix_upper_bound(matrix: Float64[Tensor, "*batch n m"]) -
     scale = power_of_two(wide.abs().amax())
     scaled = wide / scale
     m = scaled.shape[-1]
-    frobenius = inflate(scaled.square().sum(dim=(-2, -1)).amax(), gamma(scaled.shape[-1] * scaled.shape[-2] + 1))
-    squared = largest_eigenvalue_upper_bound(_gram(scaled), error=gamma(m) * frobenius + m * TINY)
-    return inflate(inflate(squared, 0.0).sqrt(), 0.0) * scale
+    error = Upper(scaled).square().sum(-2, -1).amax() * gamma(m) + m * TINY
+    return Upper(largest_eigenvalue_upper_bound(_gram(scaled), error.bound)).root().bound * scale
+
+
+def spectral_norms_of_matrices_upper_bound(matrices: Float64[Tensor, "batch n m"]) -> Float64[Tensor, " batch"]:
+    """Bound the largest singular value of each matrix, loose by 1e-4 as a rule; inf where the numbers overflow.
+
+    >>> W = torch.diag(torch.tensor([3.0, -4.0], dtype=torch.float64))
+    >>> 4.0 <= float(spectral_norms_of_matrices_upper_bound(W[None])[0]) < 4.001
+    True
+    """
+    wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    known = wide.abs().amax(dim=(-2, -1)).isfinite()
+    scale = power_of_two(torch.where(known, wide.abs().amax(dim=(-2, -1)), 1.0))
+    scaled = torch.where(known[:, None, None], wide / scale[:, None, None], 0.0)
+    m = scaled.shape[-1]
+    forming = Upper(scaled).square().sum(-2, -1) * gamma(m) + m * TINY
+    gram = scaled @ scaled.mT
+    guess, below = quick_eigenvalue_guesses(gram, _ROUGH_STEPS)
+    # Cholesky factorisations read the lower triangles alone: each of their entries is one inner product.
+    squared = _verified_of(lambda index: -gram[index], guess, torch.maximum(below, _ROUGH * guess).clamp(min=2.0**-60))
+    return torch.where(known, (forming + squared).root().bound * scale, torch.inf)
 
 
 def _gram(wide: Tensor) -> Tensor:
@@ -276,14 +369,14 @@ def is_positive_definite(A: Float64[Tensor, "n n"], error: Tensor) -> bool:
     (True, False)
     """
     n = len(A)
-    trace = inflate(A.diagonal().abs().sum(), gamma(n))
-    shift = 4 * (error + gamma(n + 4) * trace)
+    trace = Upper(A.diagonal().abs()).sum()
+    shift = 4 * (trace * gamma(n + 4) + error).bound
     C = A - shift * torch.eye(n, dtype=A.dtype, device=A.device)
     R, info = torch.linalg.cholesky_ex(C)
     if int(info) != 0 or not bool(torch.isfinite(R).all()):
         return False
-    residual = torch.linalg.vector_norm(C - R @ R.mT) + gamma(n + 2) * R.square().sum() + 2 * UNIT_ROUNDOFF * trace
-    return float(inflate(residual + error, gamma(n * n + 8))) < float(shift)
+    forming = Upper(R).square().sum() * gamma(n + 2) + trace * (2 * UNIT_ROUNDOFF)
+    return float((lengths(Upper(C - R @ R.mT, 1)) + forming + error).bound) < float(shift)
 
 
 def inverse_form_estimate(M: Float64[Tensor, "n n"], C: Float64[Tensor, "m n"]) -> Float64[Tensor, ""]:
@@ -321,7 +414,7 @@ def inverse_form_upper_bound(
     scale = power_of_two(guess.sqrt())
     whole = torch.zeros(n + len(C), n + len(C), dtype=M.dtype, device=M.device)
     whole[:n, :n], whole[n:, :n], whole[:n, n:] = M, C / scale, C.mT / scale
-    off = inflate(error + C_error / scale + TINY, 0.0)
+    off = (Upper(C_error) / scale + error + TINY).bound
     for step in _STEPS_UP:
         rho = (guess / scale / scale) * (1 + step) + TINY
         whole.diagonal()[n:] = rho
@@ -348,13 +441,12 @@ def _cholesky_errors(C: Tensor, R: Tensor) -> Tensor:
     diagonal = C.diagonal(dim1=-2, dim2=-1)
     if C.device.type == "cpu":
         g = gamma(n + 2)
-        excess = g / (1 - g) * diagonal.sum(dim=-1)
+        excess = Upper(diagonal).sum(-1) * (g / (1 - g))
     else:
-        residual = torch.linalg.vector_norm(C.tril() - (R @ R.mT).tril(), dim=(-2, -1)) * math.sqrt(2.0)
-        excess = (1 + 1e-10) * residual + gamma(n) * R.square().sum(dim=(-2, -1))
+        residual = lengths(Upper(C.tril() - (R @ R.mT).tril(), 1), -2, -1)
+        excess = residual * root_above(2) + Upper(R).square().sum(-2, -1) * gamma(n)
     # The sum on the diagonal rounds by u |C_ii| at most.
-    excess = excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1)
-    return inflate(excess, gamma(n * n + 2)) + n * TINY
+    return (excess + 2 * UNIT_ROUNDOFF * diagonal.amax(dim=-1) + n * TINY).bound
 
 
 def _verify(symmetric: Tensor, shift: float) -> Tensor | None:
@@ -370,7 +462,11 @@ def _verify(symmetric: Tensor, shift: float) -> Tensor | None:
 def _shifts(symmetric: Tensor) -> Iterator[float]:
     """Yield values from just above the largest eigenvalue over the batch, or so it seems, and further and further."""
     n, batched = symmetric.shape[-1], symmetric.dim() > 2
-    if symmetric.device.type != "cpu" and n > (_SMALL_SIZE if batched else _DIRECT_SIZE):
+    if symmetric.device.type != "cpu":
+        iterated = n > (_SMALL_SIZE if batched else _DIRECT_SIZE)
+    else:
+        iterated = not batched and _QUICK_SIZE < n <= _DIRECT_SIZE
+    if iterated:
         yield from _iterated_shifts(symmetric.reshape(-1, n, n))
     guess = _largest_eigenvalue_estimate(symmetric)
     margin = max(abs(guess), 2.0**-60) * (_LEAST_STEP if n <= _DIRECT_SIZE else 1e-11)
@@ -380,7 +476,7 @@ def _shifts(symmetric: Tensor) -> Iterator[float]:
 
 
 def _iterated_shifts(symmetric: Tensor) -> Iterator[float]:
-    """Yield the same by Lanczos iteration, as long as they are tight: eigenvalue solvers are slow off the CPU."""
+    """Yield the same by Lanczos iteration, as long as they are tight: it takes a few products, a spectrum thousands."""
     for steps in _STEPS:
         guesses, below = largest_eigenvalue_guesses(symmetric, steps)
         guess, slack = float(guesses.amax()), max(float(guesses.amax().abs()), 2.0**-60)

@@ -14,15 +14,19 @@ from curvcert.memory import spare_elements
 from curvcert.norms import conjugate
 from curvcert.operators.base import AbstractLinearMap
 from curvcert.operators.dense import Dense
-from curvcert.operators.magnitudes import absolute_row_sums_upper_bound, interpolated, magnitude, rounding_length
+from curvcert.operators.magnitudes import (
+    absolute_image,
+    absolute_row_sums_upper_bound,
+    interpolated,
+)
 from curvcert.operators.rows import row_norms_upper_bound
-from curvcert.operators.verified import largest_eigenvalues_upper_bound
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, least, norm_upper_bound_of_vectors
+from curvcert.operators.verified import congruent_eigenvalues_upper_bound
+from curvcert.rounding import TINY, Upper, least, norm_upper_bound_of_vectors
 
 GRAM_SIZE = 1024
 """Largest Gram matrix that is factorised once for each weight."""
 
-_CHUNK_ELEMENTS = 2**24
+_CHUNK_ELEMENTS = 2**22
 _GLIMPSE_STEPS = 12
 """Power-iteration steps that show from below what a factorisation could give at best."""
 
@@ -35,6 +39,9 @@ class WeightedNorms(Protocol):
 
     def norm(self, op: AbstractLinearMap, p: float, q: float) -> Tensor:
         """Bound the p -> q norm."""
+
+    def may_be_below(self, op: AbstractLinearMap, size: Tensor) -> bool:
+        """Whether it is worth while to bound a 2 -> 2 norm that only counts below a size."""
 
     def gram(self, op: AbstractLinearMap) -> tuple[Tensor, Tensor]:
         """Return A A' and a bound on its error in the Frobenius norm."""
@@ -50,7 +57,7 @@ def weighted_norm_upper_bound(W: AbstractLinearMap, s: Tensor, p: float, norms: 
     rows = (Upper(flat) * absolute_row_sums_upper_bound(W).flatten()).amax(1).bound
     if math.isinf(p):
         return torch.minimum(bound, rows)
-    columns = inflate(magnitude(W).adjoint(s).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
+    columns = absolute_image(W.T, s).flatten(1).amax(1).bound
     if p == 1:
         return torch.minimum(bound, columns)
     bound = torch.minimum(bound, interpolated(columns, rows, p))
@@ -80,18 +87,20 @@ def bilinear_upper_bound(
     peak = flat.amax(dim=1)
     rows = row_norms_upper_bound(W, conjugate(p)).flatten()
     by_rows = (Upper(flat) * rows * rows).sum(1)
-    by_peak = Upper(peak) * norms.norm(W, p, 2) * norms.norm(W, p, 2)
-    holder = Upper(norm_upper_bound_of_vectors(flat, conjugate(p), 1)) * norms.norm(W, p, p) * rows.amax()
-    bound = torch.minimum(by_rows.bound, least(by_peak, holder).bound)
+    length, bound = norm_upper_bound_of_vectors(flat, conjugate(p), 1), by_rows.bound
+    if p == 2:
+        bound = torch.minimum(bound, (Upper(length) * norms.hadamard(W)).bound)
+        useful = torch.maximum((bound / peak.clamp(min=TINY)).sqrt(), bound / (length * rows.amax()).clamp(min=TINY))
+    if p != 2 or norms.may_be_below(W, useful.amax()):
+        by_peak = Upper(peak) * norms.norm(W, p, 2) * norms.norm(W, p, 2)
+        holder = Upper(length) * norms.norm(W, p, p) * rows.amax()
+        bound = torch.minimum(bound, least(by_peak, holder).bound)
     if p == 1 and isinstance(W, Dense):
         return torch.minimum(bound, (Upper(flat) @ Upper(W.weight.abs()).square()).amax(1).bound)
-    if p == 2:
-        length = norm_upper_bound_of_vectors(flat, 2, 1)
-        bound = torch.minimum(bound, (Upper(length) * norms.hadamard(W)).bound)
-        if W.out_size <= gram_size:
-            roots = Upper(flat).root().bound
-            ceiling = bound if known is None else bound.minimum(known)
-            bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots, ceiling))
+    if p == 2 and W.out_size <= gram_size:
+        roots = Upper(flat).root().bound
+        ceiling = bound if known is None else bound.minimum(known)
+        bound = torch.minimum(bound, congruent_eigenvalues(*norms.gram(W), roots, ceiling))
     return bound
 
 
@@ -116,10 +125,5 @@ def _glimpsed(B: Tensor, s: Tensor) -> Tensor:
 
 def _congruent_eigenvalues(B: Tensor, error: Tensor, s: Tensor) -> Tensor:
     """Bound the largest eigenvalue of diag(s) B diag(s) for each s."""
-    trace = Upper(B.diagonal().abs()).sum()
-    pieces = []
-    for part in s.split(max(1, spare_elements(B.device, _COPIES * _CHUNK_ELEMENTS) // (_COPIES * B.numel()))):
-        # Two roundings per entry; the Frobenius norm of a semidefinite matrix is at most its trace.
-        slack = Upper(part.amax(dim=1)).square() * ((trace + error) * (4 * UNIT_ROUNDOFF) + error)
-        pieces.append(largest_eigenvalues_upper_bound(part[:, :, None] * B * part[:, None, :], slack.bound))
-    return torch.cat(pieces)
+    at_once = spare_elements(B.device, _COPIES * _CHUNK_ELEMENTS) // (_COPIES * B.numel())
+    return congruent_eigenvalues_upper_bound(B, error, s, at_once)

@@ -38,7 +38,7 @@ from curvcert.propagation.reach import Moved, NetworkFacts, cut
 from curvcert.propagation.regions import NormBall
 from curvcert.propagation.relaxation import Reach
 from curvcert.propagation.slopes import Slopes, anchored_slopes, block_growth, moved_through, slopes_within
-from curvcert.rounding import gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
 
 JACOBIAN_ELEMENTS = 2**20
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
@@ -268,17 +268,17 @@ class OverBalls(AbstractAnalysis):
             image = self._image(unit, read, growth)
             self._images[unit.output] = image
             prefix = torch.minimum(prefix, image.jacobian.norm)
-        distance = torch.minimum(self._moved(unit, self._distances, from_centre), self.radius * prefix)
+        distance = least(self._moved(unit, self._distances, from_centre), Upper(self.radius) * prefix)
         self.growths[unit.output], self.prefixes[unit.output] = growth, prefix
-        self._distances[unit.output] = inflate(distance, gamma(8))
+        self._distances[unit.output] = distance.bound
 
     def _bend(self, unit: ActivatedUnit, read: Read | None, moved: Moved | None) -> None:
         """Find the range of a unit's pre-activation, its Jacobian and its slopes."""
         z, far = unit.z, self._farthest(unit)
         if read is not None:
             J = read.of_neurons(unit.block, self.facts.norms)
-            by_jacobian = inflate((J.rows + J.drift[:, None]) * self.radius[:, None], gamma(8))
-            far, self.jacobians[z] = torch.fmin(far, by_jacobian.reshape(far.shape)), J
+            by_jacobian = (Upper(J.rows) + J.drift[:, None]) * self.radius[:, None]
+            far, self.jacobians[z] = torch.fmin(far, by_jacobian.bound.reshape(far.shape)), J
         sides = (far, far) if moved is None else (torch.fmin(far, moved.fall), torch.fmin(far, moved.rise))
         if z in self.reaches:  # another activation of the same value
             known = self.reaches[z]
@@ -293,11 +293,11 @@ class OverBalls(AbstractAnalysis):
 
     def _farthest(self, unit: ActivatedUnit) -> Tensor:
         """Bound how far each neuron moves, given how far each value that the unit reads does."""
-        total = torch.zeros((), dtype=torch.float64, device=self.radius.device)
+        far = []
         for W, source in zip(unit.maps, unit.sources, strict=True):
             rows = self.facts.norms.row_norms(W, conjugate(self.facts.p))
-            total = total + self._distances[source].reshape(-1, *(1,) * rows.dim()) * rows
-        return inflate(total, gamma(len(unit.sources)))
+            far.append(Upper(self._distances[source].reshape(-1, *(1,) * rows.dim())) * rows)
+        return total(far).bound
 
     def _image(self, unit: AbstractUnit, read: Read, growth: Tensor) -> Images:
         """Return the Jacobian of the value that a unit gives."""

@@ -26,7 +26,7 @@ from curvcert.operators.verified import (
     spectral_norm_of_matrix_upper_bound,
     top_eigenvalues_upper_bounds,
 )
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, lengths, norm_upper_bound_of_vectors, total
 
 MOST_COORDINATES = 512
 """Coordinates beyond which eigenvalues cost more than they tell."""
@@ -147,10 +147,10 @@ class Coordinates:
         q = conjugate(self.p)
         C = J @ self.reduce
         rest, length = J - C @ self.expand.T, norm_upper_bound_of_vectors(J, q, 2)
-        rounded = gamma(len(self.columns) + 4) * (C.abs() @ self.columns) + 2 * UNIT_ROUNDOFF * length
-        left = inflate(norm_upper_bound_of_vectors(rest, q, 2) + rounded, gamma(len(self.columns) + 4)) + TINY
+        rounded = Upper(C.abs()) @ self.columns * gamma(len(self.columns) + 4) + 2 * UNIT_ROUNDOFF * length
+        left = (rounded + norm_upper_bound_of_vectors(rest, q, 2) + TINY).bound
         squares = J.abs().add(left.unsqueeze(2)).square() if self.p == 1 else None
-        return Seen(C, inflate(length + left, 0.0), squares), left
+        return Seen(C, (Upper(length) + left).bound, squares), left
 
     def matrices(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> "Matrices":
         """Return M = sum J' diag(w) J in coordinates for weights (batch, rows, neurons)."""
@@ -161,8 +161,8 @@ class Coordinates:
             part = slice(start, min(start + step, r))
             products = C[:, :, part, None] * C[:, :, None, : part.stop]
             M[:, :, part, : part.stop] = (w @ products.flatten(2)).unflatten(2, products.shape[2:])
-        size = (w.abs() @ C.square().sum(dim=2, keepdim=True)).squeeze(2)
-        return Matrices(M, inflate(gamma(length + len(weights) + 8) * size, gamma(length + r + 8)) + TINY)
+        size = (Upper(w.abs()) @ Upper(C).square().sum(2)[:, :, None])[:, :, 0]
+        return Matrices(M, (size * gamma(length + len(weights) + 8) + TINY).bound)
 
     def peaks(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> tuple[Tensor, Tensor]:
         """Bound d'Md/2 over the unit ball, and -d'Md/2, for each row."""
@@ -181,17 +181,16 @@ class Coordinates:
         return torch.minimum(self._over_ball(top, M), self.by_neurons([w.clamp(min=0) for w in weights], seen))
 
     def _over_ball(self, eigenvalues: Tensor, M: "Matrices") -> Tensor:
-        return inflate(eigenvalues.reshape(M.error.shape) * self.size.square(), gamma(4)) / 2
+        return (Upper(self.size).square() * eigenvalues.reshape(M.error.shape) / 2.0).bound
 
     def by_neurons(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         """Bound the same for weights that are not negative, every neuron at its own largest; in l1 at one corner."""
         if self.p == 1:
-            parts = [w @ part.squares for w, part in zip(weights, seen, strict=True) if part.squares is not None]
-            total = torch.stack(parts).sum(dim=0).amax(dim=2)
+            squares = [Upper(part.squares, 2) for part in seen if part.squares is not None]
         else:
-            squares = [part.steepest.square().unsqueeze(2) for part in seen]
-            total = torch.stack([w @ square for w, square in zip(weights, squares, strict=True)]).sum(dim=0).squeeze(2)
-        return inflate(total / 2, gamma(sum(w.shape[2] for w in weights) + len(weights) + 8))
+            squares = [Upper(part.steepest).square()[:, :, None] for part in seen]
+        peaks = total(Upper(w) @ square for w, square in zip(weights, squares, strict=True))
+        return (peaks.amax(2) / 2.0).bound
 
     def parabolas(
         self, outer: Seen, M: "Matrices", weights: Sequence[Tensor], seen: Sequence[Seen]
@@ -203,6 +202,19 @@ class Coordinates:
         if self.p > 2:
             above = torch.minimum(above, self._by_rows(M.full, M.error, weights, seen))
         return Separate(outer.steepest, above)
+
+    def farthest(self, linear: Tensor, M: "Matrices", t: Tensor) -> Tensor:
+        """Return about where in the ball parabolas are largest, (batch, rows, r): a guess.
+
+        Beside l2 that is where d'Md alone is.
+        """
+        e, V = torch.linalg.eigh(M.lower)
+        rho = (self.size * t)[:, None]
+        if self.p != 2:
+            top: Tensor = V[..., -1]
+            return rho.unsqueeze(2) * top
+        rotated = (V.mT @ linear.unsqueeze(3)).squeeze(3)
+        return InnerBalls(linear, M.lower, M.error, self.size, torch.zeros_like(M.error), e, V, rotated).point(rho)[1]
 
     def _by_rows(self, M: Tensor, error: Tensor, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         r"""Bound d'Md/2 over the unit ball with an S of each M's own, its rows' sums: where they matter, S is large.
@@ -217,13 +229,13 @@ class Coordinates:
         G.diagonal(dim1=-2, dim2=-1).add_((8 * gamma(len(E) + r + 16) * trace)[..., None])
         R, info = torch.linalg.cholesky_ex(G)
         small = R.mT @ M @ R
-        frobenius = R.square().sum(dim=(-2, -1))
-        off = gamma(2 * r + 8) * frobenius * torch.linalg.matrix_norm(M) + frobenius * error
+        frobenius = Upper(R).square().sum(-2, -1)
+        off = frobenius * lengths(M, -2, -1) * gamma(2 * r + 8) + frobenius * error
         good = (info == 0) & torch.isfinite(small).all(dim=-1).all(dim=-1)
         small = torch.where(good[..., None, None], (small + small.mT) / 2, 0.0)
-        top = top_eigenvalues_upper_bounds(small.flatten(0, 1), inflate(off, gamma(r * r + 8)).flatten())
-        total = inflate(top.reshape(good.shape) * _longest(S, self.p).square() / 2, gamma(8))
-        return torch.where(good, total, torch.inf)
+        top = top_eigenvalues_upper_bounds(small.flatten(0, 1), off.bound.flatten())
+        peak = Upper(_longest(S, self.p)).square() * top.reshape(good.shape) / 2.0
+        return torch.where(good, peak.bound, torch.inf)
 
     def _row_sums(self, M: Tensor, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         E = self.expand
@@ -254,7 +266,7 @@ class Separate(AbstractParabolas):
     def largest(self, t: Tensor) -> Tensor:
         """Return steepest t + above t^2."""
         t = t[:, None]
-        return inflate(self.steepest * t + self.above * t.square(), gamma(8))
+        return (Upper(self.steepest) * t + Upper(self.above) * t * t).bound
 
 
 @final
@@ -288,18 +300,23 @@ class InnerBalls(AbstractParabolas):
 
     def largest(self, t: Tensor) -> Tensor:
         """Return the dual at nearly its best multiplier."""
-        rho = inflate(self.size * t, 0.0)[:, None]
+        rho = (Upper(self.size) * t).bound[:, None]
+        multiplier, v = self.point(rho)
+        Av = multiplier.unsqueeze(2) * v - (self.M @ v.unsqueeze(3)).squeeze(3)
+        r, length = v.shape[2], Upper(norm_upper_bound_of_vectors(v, 2, 2))
+        off = (lengths(self.M, -2, -1) + multiplier) * length * gamma(2 * r + 8)
+        slack = length * (off + Upper(norm_upper_bound_of_vectors(Av, 2, 2)) * gamma(r + 4))
+        curved = ((v * Av).sum(dim=2) + slack.bound).clamp(min=0.0) / 2
+        missed = Upper(norm_upper_bound_of_vectors(self.linear - Av, 2, 2), 1) + off
+        rest = missed * rho + (Upper(multiplier) + self.error) * rho * rho / 2.0
+        return (rest + Upper(curved, 1)).bound
+
+    def point(self, rho: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a multiplier that is large enough, and v: about where the maximum is, (batch, rows, r)."""
         multiplier = torch.maximum(self._multiplier(rho), self.least)
         gap = multiplier.unsqueeze(2) - self.eigenvalues
         v = (self.vectors @ (self.rotated / gap.clamp(min=TINY)).unsqueeze(3)).squeeze(3)
-        v = torch.where(v.isfinite(), v, 0.0)
-        Av = multiplier.unsqueeze(2) * v - (self.M @ v.unsqueeze(3)).squeeze(3)
-        r, length = v.shape[2], norm_upper_bound_of_vectors(v, 2, 2)
-        off = gamma(2 * r + 8) * (multiplier + torch.linalg.matrix_norm(self.M)) * length
-        curved = ((v * Av).sum(dim=2) + length * (off + gamma(r + 4) * norm_upper_bound_of_vectors(Av, 2, 2))) / 2
-        missed = norm_upper_bound_of_vectors(self.linear - Av, 2, 2) * (1 + 2 * UNIT_ROUNDOFF) + off
-        rest = missed * rho + (multiplier + self.error) * rho.square() / 2
-        return inflate(curved.clamp(min=0.0) + rest, gamma(r + 32))
+        return multiplier, torch.where(v.isfinite(), v, 0.0)
 
     def _multiplier(self, rho: Tensor) -> Tensor:
         """Guess the multiplier at which the maximum is on the sphere, in the coordinates of the eigenvectors."""
@@ -340,9 +357,9 @@ def _maps_of_input(network: Network) -> Tensor | None:
 def _longest(S: Tensor, p: float) -> Tensor:
     r"""Bound :math:`\max_{\|d\|_p \le 1} (\sum S_i d_i^2)^{1/2}` along the last dimension."""
     if p <= 2:
-        squared = S.amax(dim=-1)
+        squared = Upper(S.amax(dim=-1))
     elif math.isinf(p):
-        squared = S.sum(dim=-1)
+        squared = Upper(S).sum(-1)
     else:
-        squared = norm_upper_bound_of_vectors(S, p / (p - 2), S.dim() - 1)
-    return inflate(inflate(squared, gamma(S.shape[-1] + 8)).sqrt(), 0.0)
+        squared = Upper(norm_upper_bound_of_vectors(S, p / (p - 2), S.dim() - 1))
+    return squared.root().bound

@@ -18,14 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.network import Block, Network
 from curvcert.network.evaluation import Evaluation
 from curvcert.network.rewriting.units import AbstractUnit
-from curvcert.norms import conjugate, vector_norm
+from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import image_error, rounding_length
 from curvcert.propagation.slopes import Slopes
-from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, lengths, norm_upper_bound_of_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,7 @@ class Backward:
 
     def _sent(self, unit: AbstractUnit, behind: Covectors, exact: bool) -> list[Covectors] | None:
         """Return what a unit sends to each value that it reads, or None if it has no derivative."""
+        checkpoint()
         if unit.pools:
             return None
         if unit.terms:
@@ -143,7 +145,7 @@ class Backward:
         """Bound the dual norm of each covector, or the Frobenius norm of all of them together."""
         if not self.together:
             return norm_upper_bound_of_vectors(g.flatten(2), conjugate(self.p), 2)
-        return inflate(vector_norm(g.flatten(1), 2, dim=1), gamma(g[0].numel() + 4))[:, None]
+        return lengths(g.flatten(1), 1).bound[:, None]
 
 
 def activation_gradients(block: Block, behind: Covectors, p: float, norms: NormBounds) -> tuple[Tensor, Tensor]:

@@ -29,25 +29,22 @@ The form serves every function whose weights are no larger, and every smaller ba
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from curvcert import rounding
 from curvcert.activations import derivative_range, second_derivative_range
-from curvcert.activations.quotients import second_quotient_range
 from curvcert.memory import spare_elements
 from curvcert.network.evaluation import Evaluation
-from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode
-from curvcert.operators import AbstractLinearMap
+from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.operators.gram import gram_norm_upper_bound
-from curvcert.operators.magnitudes import rounding_length
-from curvcert.operators.trust_region import QuadraticForm
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.tangents import Forward, Swept, defects, lengths, swept_back
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, least, total
 
 _EXPLICIT = 1100
 """Widest value whose path maps are made row by row."""
@@ -61,20 +58,11 @@ _POWERS = 8
 _CHUNK_ELEMENTS = 2**24
 """Numbers of one value's tangents that are in hand at a time, on a processor."""
 
+_CHUNK_AT_MOST = 2**28
+"""The same on an accelerator, so that several processes can share it: larger ones are no faster."""
+
 _SQUARINGS = 3
 """Of Gram matrices, where their norms are bounded: what is left is a few percent."""
-
-_PROBES = 8
-"""Random directions beside the gradient, by which neurons are weighed against each other."""
-
-_SPARE = 1.2
-"""How much more of the remainders a form takes in than its first weights need."""
-
-_YOUNG = 1e-6
-"""What squares give up, relatively, so that what rounding adds to their roots stands apart."""
-
-_SHARE = 0.1
-"""How much of a neuron's weight is decided by all directions rather than by the gradient's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,22 +74,6 @@ class Neurons:
     upper: Tensor
     slope: Tensor
     slope_error: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """What holds over a ball of radius t for the neurons of one activation.
-
-    `low` and `high` enclose the second-order quotients, `q` bounds :math:`2 |\\rho| / |dz|`, `far` how far the neurons
-    move, `rest` the R of each, and `rest_norm` that of all.
-    """
-
-    low: Tensor
-    high: Tensor
-    q: Tensor
-    far: Tensor
-    rest: Tensor
-    rest_norm: Tensor
 
 
 class Expansion:
@@ -140,7 +112,8 @@ class Expansion:
     def parts(self) -> Sequence[slice]:
         """Return ranges of input coordinates whose tangents fit into memory."""
         widest = max(math.prod(node.shape) for node in self.facts.network.nodes)
-        step = max(1, min(self.inputs, spare_elements(self.device, _CHUNK_ELEMENTS) // (4 * widest)))
+        spare = min(spare_elements(self.device, _CHUNK_ELEMENTS), _CHUNK_AT_MOST)
+        step = max(1, min(self.inputs, spare // (4 * widest)))
         return [slice(start, min(start + step, self.inputs)) for start in range(0, self.inputs, step)]
 
     @property
@@ -171,10 +144,10 @@ class Expansion:
                         if k not in self._kept:
                             self._kept[k] = flat.new_empty(self.inputs, flat.shape[1])
                         self._kept[k][part] = flat
-        slack = gamma(self.inputs + 16)
-        self.rows = {z: inflate(total.sqrt(), slack) + TINY for z, total in squares.items()}
+        # A root, its square and the sum over the parts for each piece; a sum over all entries for both kinds.
+        self.rows = {z: (Upper(total, 3 * self.inputs).root() + TINY).bound for z, total in squares.items()}
         """Norms of the rows of J, by the numbers of pre-activations."""
-        self.sizes = [inflate(total.sqrt(), gamma(1 << 31)) + TINY for total in totals]
+        self.sizes = [(Upper(total, 1 << 31).root() + TINY).bound for total in totals]
         """Frobenius norms of all tangents."""
         self.defects = defects(self.facts, self.slopes, self.sizes)
 
@@ -189,7 +162,7 @@ class Expansion:
 
     def weighted_norm(self, z: int, q: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(q) T_z\|` for q >= 0, (neurons,): by powers of the smaller Gram matrix."""
-        by_rows = inflate(torch.linalg.vector_norm(q * self.rows[z]), gamma(len(q) + 8))
+        by_rows = rounding.lengths(Upper(q) * self.rows[z])
         if z in self._kept:
             T = self._kept[z]
             if T.shape[1] <= self.inputs:
@@ -200,9 +173,9 @@ class Expansion:
         else:
             gram = self._gram_of_first(z, q)
         n = self.inputs + len(q)
-        rounding = gamma(n + 32) * by_rows.square() + 4 * q.amax().square() * self.sizes[z] * self.defects[z]
-        square = gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS) + inflate(rounding, gamma(16))
-        return torch.minimum(by_rows, inflate(square.sqrt(), gamma(8))) + TINY
+        forming = by_rows.square() * gamma(n + 32) + Upper(2 * q.amax()).square() * self.sizes[z] * self.defects[z]
+        square = forming + gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS)
+        return (least(by_rows, square.root()) + TINY).bound
 
     def _small_gram(self, z: int) -> Tensor:
         if z not in self._grams:
@@ -252,14 +225,12 @@ class Expansion:
     def weighted_path_norm(self, z: int, k: int, weights: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(v)^{1/2} P_{zk}\|`, v >= 0: from an activation to a later pre-activation."""
         if (z, k) not in self._path_grams:
-            return inflate(weights.amax().sqrt() * self.path_norms[z, k], gamma(4))
+            return (Upper(weights.amax()).root() * self.path_norms[z, k]).bound
         gram, relative = self._path_grams[z, k]
         root = weights.flatten().sqrt()
-        trace = (weights.flatten() * gram.diagonal()).sum()
-        square = (
-            gram_norm_upper_bound(root[:, None] * gram * root, _SQUARINGS) + (relative + 16 * UNIT_ROUNDOFF) * trace
-        )
-        return inflate(square.sqrt(), gamma(len(root) + 16)) + TINY
+        trace = (Upper(weights.flatten()) * gram.diagonal()).sum()
+        square = gram_norm_upper_bound(root[:, None] * gram * root, _SQUARINGS)
+        return ((trace * (relative + 16 * UNIT_ROUNDOFF) + square).root() + TINY).bound
 
     @cached_property
     def path_norms(self) -> Mapping[tuple[int, int], Tensor]:
@@ -273,11 +244,11 @@ class Expansion:
                     continue
                 if isinstance(node, AffineNode):
                     pairs = zip(node.terms, self.facts.maps[node], strict=True)
-                    parts = [each.norm * found[term.source, k] for term, each in pairs if (term.source, k) in found]
-                    if parts:
-                        found[value, k] = inflate(sum(parts, torch.zeros_like(one)), gamma(len(parts) + 2))
+                    known = [(each.norm, found[term.source, k]) for term, each in pairs if (term.source, k) in found]
+                    if known:
+                        found[value, k] = total(Upper(norm) * before for norm, before in known).bound
                 elif isinstance(node, ElementwiseNode) and (node.source, k) in found:
-                    found[value, k] = inflate(self.slopes[value].abs().amax() * found[node.source, k], 0.0)
+                    found[value, k] = (Upper(self.slopes[value].abs().amax()) * found[node.source, k]).bound
                 if (value, k) in found and (value, k) in self._path_grams:
                     shape = self.facts.network.nodes[value].shape
                     exact = self.weighted_path_norm(
@@ -323,14 +294,13 @@ class Expansion:
         for _ in range(_POWERS):
             v = c * (M @ (c * v))
             v = v / v.amax().clamp(min=1e-300) + 1e-9
-        image = c * (M @ (c * v))
-        value = inflate((image / v).amax(), gamma(2 * len(c) + 16)) + self._correlation_error(k, c)
-        return inflate(value.sqrt(), gamma(4)) + TINY
+        image = (Upper(M, 1) @ (Upper(c) * v)) * c
+        return (((image / v).amax() + self._correlation_error(k, c)).root() + TINY).bound
 
-    def _correlation_error(self, k: int, c: Tensor) -> Tensor:
+    def _correlation_error(self, k: int, c: Tensor) -> Upper:
         """Bound what rounding did to a matrix of weighted squared entries: no entry is off by more than a_i a_j."""
-        a = c * self.rows[self.neurons[k].node.source].square()
-        return inflate(gamma(4 * self.inputs + 32) * a.square().sum(), gamma(len(a) + 8))
+        a = Upper(self.rows[self.neurons[k].node.source]).square() * c
+        return a.square().sum() * gamma(4 * self.inputs + 32)
 
     @cached_property
     def bent_paths(self) -> Mapping[tuple[int, int], tuple[Tensor, Tensor]]:
@@ -349,16 +319,12 @@ class Expansion:
                 product = weighted @ self._correlations[k]
                 top = self.squares_norm(k, h.abs())
                 assert top is not None
-                sizes = lengths(P)
-                off = gamma(4 * len(h) + 32) * top.square() + self._correlation_error(k, h.abs())
-                entries = (
-                    (product * weighted).sum(dim=1).clamp(min=0.0) + inflate(off * sizes.square(), gamma(8))
-                ).sqrt()
+                squares = Upper(lengths(P)).square()
+                off = Upper(top).square() * gamma(4 * len(h) + 32) + self._correlation_error(k, h.abs())
+                entries = off * squares + (product * weighted).sum(dim=1).clamp(min=0.0)
                 gram = product @ weighted.mT
-                whole = gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS) + inflate(
-                    off * sizes.square().sum(), gamma(8)
-                )
-                found[z, k] = inflate(entries, gamma(8)) + TINY, inflate(whole.sqrt(), gamma(8)) + TINY
+                whole = off * squares.sum() + gram_norm_upper_bound((gram + gram.mT) / 2, _SQUARINGS)
+                found[z, k] = (entries.root() + TINY).bound, (whole.root() + TINY).bound
         return found
 
     def _rows_to(self, z: int, k: int) -> Tensor | None:
@@ -372,410 +338,3 @@ class Expansion:
             return None
         unit = torch.eye(math.prod(node.shape), dtype=torch.float64, device=self.device)
         return node.terms[0].map.adjoint(unit.reshape(-1, *node.shape)).flatten(1)
-
-
-class Ball:
-    """What an expansion leaves out over the ball of radius t; a `larger` ball serves for norms that grow with it."""
-
-    def __init__(self, expansion: Expansion, t: float, larger: "Ball | None" = None) -> None:
-        """Go through the values, from the input on."""
-        self.expansion, self.t, self._larger = expansion, t, larger
-        self.steps: dict[int, Steps] = {}
-        """By the numbers of the activations."""
-        self.remainders: dict[int, tuple[Tensor, Tensor]] = {}
-        """Bounds on the remainders of the activations: on each coordinate, and on the norm."""
-        self.third: dict[int, Tensor] = {}
-        """Bounds on the norm of what the remainders are beside their second-order parts, where those are known."""
-        self._weighted: dict[int, tuple[Tensor, Tensor]] = {}
-        facts, zero = expansion.facts, torch.zeros((), dtype=torch.float64, device=expansion.device)
-        self.small: list[Tensor] = []
-        """What rounding alone puts into the norm of R of every value."""
-        self.rest: list[tuple[Tensor, Tensor]] = []
-        """Bounds on R of every value: on each coordinate, and on its norm."""
-        for k, node in enumerate(facts.network.nodes):
-            self.small.append(self._rounded(k, node))
-            if isinstance(node, AffineNode):
-                found = self._affine(k, node)
-            elif isinstance(node, ElementwiseNode):
-                found = self._elementwise(k, node)
-            else:
-                found = torch.zeros(node.shape, dtype=torch.float64, device=expansion.device), zero
-            self.rest.append(found)
-
-    def _affine(self, k: int, node: AffineNode) -> tuple[Tensor, Tensor]:
-        own = self.expansion.defects[k] * self.t
-        entries, norm = torch.zeros_like(node.offset), torch.zeros_like(self.expansion.sizes[0])
-        for term, each in zip(node.terms, self.expansion.facts.maps[node], strict=True):
-            r, R = self.rest[term.source]
-            through = inflate(each.absolute.apply(r), gamma(each.roundings + 4))
-            entries = entries + torch.minimum(through, inflate(each.rows * R, 0.0))
-            norm = norm + inflate(each.norm * R, 0.0)
-        entries, norm = (inflate(total + own, gamma(len(node.terms) + 4)) for total in (entries, norm))
-        if k in self.expansion.bent:
-            r, R = self._by_sources(k)
-            entries, norm = torch.minimum(entries, r.reshape(entries.shape)), torch.minimum(norm, R)
-        return _cut(entries, norm)
-
-    def _by_sources(self, z: int) -> tuple[Tensor, Tensor]:
-        """Bound R of a pre-activation by the remainders of all activations before it, each the best way."""
-        expansion, swept = self.expansion, self.expansion.paths.get(z)
-        entries = torch.zeros_like(expansion.rows[z])
-        norm = torch.zeros_like(expansion.sizes[0])
-        for k in self.steps:
-            if (z, k) not in expansion.path_norms:
-                continue
-            (remainder, length), whole = self.remainders[k], expansion.path_norms[z, k]
-            size, each = inflate(whole * length, 0.0), None
-            if swept is not None:
-                P = swept.kept[k].flatten(1)
-                by_entries = inflate(P.abs() @ remainder.flatten(), gamma(remainder.numel() + 4))
-                each = torch.minimum(inflate(swept.row_norms[k] * length, 0.0), by_entries)
-            if (z, k) in expansion.bent_paths:
-                by_rows, by_norm = expansion.bent_paths[z, k]
-                third = inflate(whole * self.third[k], 0.0)
-                rows = third if swept is None else inflate(swept.row_norms[k] * self.third[k], 0.0)
-                second = inflate(by_rows * (self.t * self.t / 2) + rows, gamma(8))
-                each = second if each is None else torch.minimum(each, second)
-                size = torch.minimum(size, inflate(by_norm * (self.t * self.t / 2) + third, gamma(8)))
-            entries = entries + (size if each is None else torch.minimum(each, size))
-            norm = norm + size
-        # What rounding left: in the defects of the tangents, and in the path maps.
-        rounded = self.small[z]
-        if swept is not None:
-            small = sum((size * expansion.defects[value] * self.t for value, size in swept.sizes.items()), 0 * entries)
-            small = small + sum((lost * self.rest[value][1] for value, lost in swept.lost.items()), 0 * entries)
-            rounded = rounded + inflate(torch.linalg.vector_norm(small), gamma(len(small) + 64))
-            self.small[z] = rounded
-        return inflate(entries + rounded, gamma(64)), inflate(norm + rounded, gamma(64))
-
-    def _rounded(self, k: int, node: AbstractNode) -> Tensor:
-        """Bound what the defects of all tangents before a value do to it."""
-        total = self.expansion.defects[k] * self.t
-        if isinstance(node, AffineNode):
-            for term, each in zip(node.terms, self.expansion.facts.maps[node], strict=True):
-                total = total + each.norm * self.small[term.source]
-        elif isinstance(node, ElementwiseNode):
-            total = total + self.expansion.neurons[k].slope.abs().amax() * self.small[node.source]
-        return inflate(total, gamma(64))
-
-    def _elementwise(self, k: int, node: ElementwiseNode) -> tuple[Tensor, Tensor]:
-        expansion, t = self.expansion, self.t
-        own, (r, R) = expansion.neurons[k], self.rest[node.source]
-        far = inflate(expansion.rows[node.source].reshape(r.shape) * t + r, 0.0)
-        low, high = second_quotient_range(node.activation, own.lower, own.upper, far)
-        c = torch.maximum(low.abs(), high.abs())
-        q = inflate(c * far + 2 * own.slope_error, gamma(4))
-        self.steps[k] = Steps(low, high, q, far, r, R)
-        remainder = inflate(q * far / 2, gamma(4)) + 2 * node.activation.deviation
-        flat, flat_r = q.flatten(), r.flatten()
-        off = 2 * node.activation.deviation * math.sqrt(remainder.numel())
-        size = inflate(torch.linalg.vector_norm(remainder), gamma(len(flat) + 4))
-        if k in expansion.correlated:
-            by_norm = self._by_squares(k, c.flatten()) + off
-            h = expansion.bends[k].reshape(c.shape)
-            apart = inflate(torch.maximum(high - h, h - low).clamp(min=0.0), 4 * UNIT_ROUNDOFF)
-            self.third[k] = self._by_squares(k, apart.flatten(), expansion.bends[k].abs()) + off
-        else:
-            missed = torch.minimum(flat.amax() * R, torch.linalg.vector_norm(flat * flat_r))
-            by_norm = inflate((self._norm_of(k, node.source, flat) * t + missed) / 2 + off, gamma(len(flat) + 8))
-        length = torch.minimum(size, by_norm)
-        self.remainders[k] = remainder, length
-        steep, own_defect = own.slope.abs(), expansion.defects[k] * t
-        entries = inflate(steep * r + remainder + own_defect, gamma(4))
-        return _cut(entries, inflate(steep.amax() * R + length + own_defect, gamma(4)))
-
-    def _by_squares(self, k: int, c: Tensor, more: Tensor | float = 0.0) -> Tensor:
-        r"""Bound the norm of what is at most :math:`c\, dz^2 / 2`, beside more times the same less :math:`(T d)^2 / 2`.
-
-        :math:`|dz^2 - (T d)^2| \le |R| (|dz| + |T d|)`, and slopes are off by a little.
-        """
-        expansion, steps, t = self.expansion, self.steps[k], self.t
-        z = expansion.neurons[k].node.source
-        top = expansion.squares_norm(k, c)
-        assert top is not None
-        reach = inflate((c + more) * (steps.far.flatten() + expansion.rows[z] * t), gamma(8))
-        missed = torch.minimum(reach.amax() * steps.rest_norm, torch.linalg.vector_norm(reach * steps.rest.flatten()))
-        slopes = torch.linalg.vector_norm(expansion.neurons[k].slope_error * steps.far)
-        return inflate((top * t * t + missed) / 2 + slopes, gamma(len(c) + 16))
-
-    def _norm_of(self, k: int, z: int, q: Tensor) -> Tensor:
-        """Bound ||diag(q) T||: by matrices, or as a multiple of what a larger ball knows."""
-        if self._larger is None:
-            self._weighted[k] = q, self.expansion.weighted_norm(z, q)
-        else:
-            self._weighted[k] = known, norm = self._larger._weighted[k]
-            return inflate((q / known.clamp(min=1e-300)).amax() * norm, gamma(4))
-        return self._weighted[k][1]
-
-
-def _cut(entries: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bounds on coordinates and on the norm, each cut by the other."""
-    across = inflate(torch.linalg.vector_norm(entries), gamma(entries.numel() + 4)) + TINY
-    norm = torch.minimum(norm, across)
-    return torch.minimum(entries, norm), norm
-
-
-class Functions:
-    """Linear functions of the outputs, rows (functions, outputs): their gradients, and covectors on the activations."""
-
-    def __init__(self, expansion: Expansion, rows: Tensor) -> None:
-        """Carry the rows back."""
-        facts = expansion.facts
-        self.expansion = expansion
-        shaped = rows.reshape(len(rows), *facts.network.out_shape)
-        self._swept = swept_back(facts, expansion.slopes, len(facts.network.nodes) - 1, shaped, expansion.slopes)
-        self.gradient, self.u = self._swept.start.flatten(1), self._swept.kept
-
-    def rounding(self, ball: Ball) -> Tensor:
-        """Bound what rounding, and what is not known of slopes, adds over a ball: (functions,)."""
-        expansion = self.expansion
-        total = torch.zeros_like(self.gradient[:, 0])
-        for value, size in self._swept.sizes.items():
-            total = total + inflate(size * expansion.defects[value] * ball.t, 0.0)
-        for value, lost in self._swept.lost.items():
-            total = total + inflate(lost * (expansion.sizes[value] * ball.t + ball.rest[value][1]), 0.0)
-        for k, u in self.u.items():
-            own = expansion.neurons[k]
-            off = inflate(own.slope_error * ball.steps[k].far + 2 * own.node.activation.deviation, gamma(4))
-            total = total + inflate(u.flatten(1).abs() @ off.flatten(), gamma(off.numel() + 4))
-        return inflate(total, gamma(64))
-
-
-class Form:
-    """One quadratic form for some functions over a ball, and all smaller ones about the same point."""
-
-    def __init__(self, functions: Functions, some: Sequence[int], ball: Ball) -> None:
-        """Make the matrix; the first function is the one that the neurons' weights are chosen for."""
-        self.functions, self.expansion, self._ball = functions, functions.expansion, ball
-        self._some = list(some)
-        self._quotients = {k: self._worst_quotients(k) for k in functions.u}
-        self.coupling, sizes = self._balanced()
-        none = dict.fromkeys(functions.u, torch.zeros_like(self.expansion.sizes[0]))
-        first = self._by_value({k: self._with_coupling(k, none[k]) for k in functions.u})
-        self.shares = {k: _SPARE * share for k, share in self._needed(first, sizes).items()}
-        self._weights = self._by_value({k: self._with_coupling(k, self.shares[k]) for k in functions.u})
-        needed = self._needed(self._weights, sizes)
-        self._missing = {k: inflate((needed[k] - self.shares[k]).clamp(min=0.0), 4 * UNIT_ROUNDOFF) for k in needed}
-        self.form = self._matrix()
-
-    def rises(self, some: Sequence[int], balls: Sequence[Ball]) -> Tensor:
-        """Bound how far some of the functions rise over balls that are no larger: (functions, balls)."""
-        index = list(some)
-        t = torch.tensor([ball.t for ball in balls], dtype=torch.float64, device=self.expansion.device)
-        main = self.form.largest(self.functions.gradient[index], t)
-        rest = torch.stack([self.fixed(ball)[index] for ball in balls], dim=1)
-        return main + rest + 4 * UNIT_ROUNDOFF * (main.abs() + rest)
-
-    def fixed(self, ball: Ball) -> Tensor:
-        """Bound what the functions rise by over a ball beside their gradients and the form: (functions,)."""
-        return inflate(self.residual(ball) + self._crossed(ball) + self.functions.rounding(ball), gamma(8))
-
-    def residual(self, ball: Ball) -> Tensor:
-        """Bound half the weighted squares of R, less what the form has of the remainders for them."""
-        total = torch.zeros_like(self.expansion.sizes[0])
-        for z, weight in self._weights.items():
-            r, R = ball.rest[z]
-            v = weight.clamp(min=0.0)
-            total = total + torch.minimum(v.amax() * R.square(), (v * r.square()).sum()) / 2
-        beyond = torch.zeros_like(total)
-        for k, missing in self._missing.items():
-            beyond = beyond + missing * ball.remainders[k][1].square() / 2
-        for z, weight in self._weights.items():
-            beyond = beyond + (1 + 1 / _YOUNG) * weight.amax().clamp(min=0.0) * ball.small[z].square() / 2
-        return inflate(torch.minimum(total, beyond), gamma(1 << 24))
-
-    def _needed(self, weights: Mapping[int, Tensor], sizes: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        r"""Return :math:`\kappa` with :math:`\sum_l v_l^+ R_l^2 \le \sum_i \kappa_i |\rho_i|^2`, but for rounding.
-
-        For each pre-activation :math:`(\sum_i p_i s_i)^2 \le (\sum_i p_i \hat s_i) \sum_i p_i s_i^2 / \hat s_i`, with
-        any positive :math:`\hat s`: those that are expected along the gradient.
-        """
-        expansion, found = self.expansion, dict.fromkeys(self.functions.u, torch.zeros_like(self.expansion.sizes[0]))
-        for z, weight in weights.items():
-            v = weight.clamp(min=0.0)
-            norms = {k: expansion.weighted_path_norm(z, k, v) for k in found if (z, k) in expansion.path_norms}
-            total = sum((norm * sizes[k] for k, norm in norms.items()), torch.zeros_like(expansion.sizes[0]))
-            for k, norm in norms.items():
-                found[k] = found[k] + inflate((1 + _YOUNG) * norm * total / sizes[k], gamma(len(norms) + 8))
-        return {k: inflate(share, gamma(64)) for k, share in found.items()}
-
-    def _crossed(self, ball: Ball) -> Tensor:
-        """Bound what rounding, and a module's own deviation, add to the products of the form and of R."""
-        expansion, total = self.expansion, torch.zeros_like(self.expansion.sizes[0])
-        for value, size in self._sizes.items():
-            total = total + size * expansion.defects[value] * ball.t * ball.t
-        for value, lost in self._lost.items():
-            total = total + lost * ball.t * ball.rest[value][1]
-        for k, own in expansion.neurons.items():
-            off = 2 * own.node.activation.deviation * math.sqrt(own.slope.numel())
-            total = total + self._sizes.get(k, 0.0) * off * ball.t
-        return inflate(total, gamma(256))
-
-    def _worst_quotients(self, k: int) -> Tensor:
-        """Return w: the largest weight of each neuron over the functions."""
-        u, steps = self.functions.u[k][self._some], self._ball.steps[k]
-        both = torch.maximum(u * steps.low, u * steps.high).amax(dim=0)
-        return both + 4 * UNIT_ROUNDOFF * both.abs() + TINY
-
-    def _with_coupling(self, k: int, share: Tensor) -> Tensor:
-        inverse = 1 / self.coupling[k] if k in self.coupling else 0.0
-        crossed = inflate(self._ball.steps[k].q.square() * (inverse + share) / 4, gamma(8))
-        total = self._quotients[k] + crossed
-        return total + 4 * UNIT_ROUNDOFF * (total.abs() + crossed)
-
-    def _by_value(self, weights: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Add up the weights of all activations of a pre-activation."""
-        found: dict[int, Tensor] = {}
-        for k, weight in weights.items():
-            z = self.expansion.neurons[k].node.source
-            total = found[z] + weight if z in found else weight
-            found[z] = total + 4 * UNIT_ROUNDOFF * total.abs()
-        return found
-
-    def _swept(self, weights: Mapping[int, Tensor], tangents: Callable[[int], Tensor], keep: Collection[int]) -> Swept:
-        """Carry weights times tangents back from all pre-activations."""
-        expansion, last = self.expansion, self.expansion.last
-
-        def added(z: int) -> Tensor | None:
-            return weights[z] * tangents(z).reshape(-1, *weights[z].shape) if z in weights and z != last else None
-
-        start = weights[last] * tangents(last).reshape(-1, *weights[last].shape)
-        return swept_back(expansion.facts, expansion.slopes, last, start, keep, added)
-
-    def _balanced(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Choose D where it costs about the least along the gradient, and guess how long the remainders are there.
-
-        Any positive weights are sound.
-        """
-        expansion, nodes = self.expansion, self.expansion.facts.network.nodes
-        g = self.functions.gradient[self._some[0]]
-        generator = torch.Generator().manual_seed(0)
-        probes = torch.randn(_PROBES, len(g), generator=generator, dtype=torch.float64).to(g)
-        d = torch.cat([(g / torch.linalg.vector_norm(g).clamp(min=1e-300))[None], probes])
-        values = Forward(expansion.facts, expansion.slopes).sweep(
-            nodes[: expansion.last + 1], d.reshape(-1, *nodes[0].shape)
-        )
-        swept = self._swept(self._by_value(self._quotients), lambda z: values[z], expansion.slopes)
-        chosen, sizes = {}, {}
-        for k, own in expansion.neurons.items():
-            q, moved = self._ball.steps[k].q, _mixed(values[own.node.source])
-            sizes[k] = (torch.linalg.vector_norm(q * moved) * self._ball.t / 2).clamp(min=1e-100)
-            if k in swept.kept:
-                weight = q * moved / (2 * _mixed(swept.kept[k])).clamp(min=1e-200)
-            else:
-                continue
-            typical = weight.median().clamp(min=1e-200)
-            chosen[k] = weight.clamp(min=1e-4 * typical, max=1e4 * typical)
-        return chosen, sizes
-
-    def _narrower(self) -> dict[int, tuple[int, AbstractLinearMap]]:
-        """Return, for activations that one narrower affine value alone reads, that value and the map to it."""
-        found: dict[int, tuple[int, AbstractLinearMap]] = {}
-        nodes = self.expansion.facts.network.nodes[: self.expansion.last + 1]
-        for k in self.expansion.slopes:
-            uses = [
-                (value, term.map)
-                for value, node in enumerate(nodes)
-                if isinstance(node, AffineNode)
-                for term in node.terms
-                if term.source == k
-            ]
-            alone = sum(k in node.sources for node in nodes) == len(uses) == 1
-            if alone and uses[0][1].out_size < uses[0][1].in_size:
-                found[k] = uses[0]
-        return found
-
-    def _matrix(self) -> QuadraticForm:
-        r"""Return M + sum C' D C, and a bound on what rounding did to it.
-
-        :math:`C = A^T B` behind a map A to a narrower value with covectors B alone, so :math:`C^T D C = B^T A (D C)`.
-        """
-        expansion, narrower = self.expansion, self._narrower()
-        total = torch.empty(expansion.inputs, expansion.inputs, dtype=torch.float64, device=expansion.device)
-        factors, sums = _Factors(expansion.inputs), _Sums()
-        keep = {*self.coupling, *(value for value, _ in narrower.values())}
-        for part in expansion.parts:
-            swept = self._swept(self._weights, partial(expansion.tangents, part=part), keep)
-            total[part] = swept.start.flatten(1)
-            sums.add("size", swept.sizes)
-            sums.add("lost", swept.lost)
-            for k in self.coupling:
-                weighted = self.coupling[k] * swept.kept[k]
-                if k in narrower:
-                    value, A = narrower[k]
-                    factors.put(k, part, swept.kept[value], A.apply(weighted))
-                    sums.add("weighted", {k: weighted})
-                else:
-                    factors.put(k, part, swept.kept[k], weighted)
-        self._sizes, self._lost = sums.roots("size"), sums.roots("lost")
-        # Forming what is added to the last value rounds once, as `swept_back` has it for all others.
-        last = expansion.last
-        self._lost[last] = self._lost.get(last, 0 * self._sizes[last]) + 2 * UNIT_ROUNDOFF * self._sizes[last]
-        error = self._swept_error()
-        total = (total + total.mT) / 2
-        for k in list(factors.left):
-            product, off = factors.product(k)
-            total, error = total + (product + product.mT) / 2, error + off
-            if k in narrower:
-                value, A = narrower[k]
-                rounding = gamma(rounding_length(A) + 2) * expansion.facts.norms.absolute(A, 2) * self._sizes[value]
-                error = error + sums.roots("weighted")[k] * (self._lost[k] + rounding)
-        error = error + gamma(4 * len(expansion.slopes) + 16) * torch.linalg.vector_norm(total)
-        return QuadraticForm((total + total.mT) / 2, inflate(error, gamma(1 << 20)))
-
-    def _swept_error(self) -> Tensor:
-        """Bound what the defects of the tangents, and the losses of the sweep back, do to M."""
-        error = torch.zeros_like(self.expansion.sizes[0])
-        for value, size in self._sizes.items():
-            error = error + 2 * size * self.expansion.defects[value]
-        for value, lost in self._lost.items():
-            error = error + 2 * lost * self.expansion.sizes[value]
-        return error
-
-
-class _Factors:
-    """Pairs of matrices whose products are wanted, filled in a few rows at a time."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self.left: dict[int, Tensor] = {}
-        self._right: dict[int, Tensor] = {}
-
-    def put(self, k: int, part: slice, left: Tensor, right: Tensor) -> None:
-        """Note some rows of both."""
-        for store, rows in ((self.left, left), (self._right, right)):
-            if k not in store:
-                store[k] = rows.new_empty(self._rows, rows[0].numel())
-            store[k][part] = rows.flatten(1)
-
-    def product(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the product of a pair, which is let go, and a bound on its rounding."""
-        left, right = self.left.pop(k), self._right.pop(k)
-        size = torch.linalg.vector_norm(left) * torch.linalg.vector_norm(right)
-        return left @ right.mT, inflate(gamma(left.shape[1] + 8) * size, gamma(1 << 30))
-
-
-class _Sums:
-    """Sums of squares by name and value."""
-
-    def __init__(self) -> None:
-        self._squares: dict[str, dict[int, Tensor]] = {}
-
-    def add(self, name: str, rows: Mapping[int, Tensor]) -> None:
-        """Add the squares of some numbers of each value."""
-        known = self._squares.setdefault(name, {})
-        for k, more in rows.items():
-            square = torch.linalg.vector_norm(more).square()
-            known[k] = known[k] + square if k in known else square
-
-    def roots(self, name: str) -> dict[int, Tensor]:
-        """Return bounds on the roots of the sums."""
-        found = self._squares.get(name, {})
-        return {
-            k: inflate(square, gamma(1 << 30)).sqrt() * (1 + 4 * UNIT_ROUNDOFF) + TINY for k, square in found.items()
-        }
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return the root of the square along the gradient and a share of that in all directions."""
-    return (x[0].square() + _SHARE * x[1:].square().mean(dim=0)).sqrt()

@@ -21,8 +21,8 @@ from curvcert.bounds.types import Side
 from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.network.sweeps import AbstractBackward
 from curvcert.operators import AbstractLinearMap
-from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
-from curvcert.rounding import gamma, inflate
+from curvcert.operators.magnitudes import absolute_image, image_error
+from curvcert.rounding import Upper, inflate
 
 ColumnNorms = Callable[[AbstractLinearMap], Tensor]
 
@@ -69,7 +69,7 @@ class Interval:
         """Enclose A' g for every g inside."""
         centre = (self.lower + self.upper) / 2
         radius = inflate(torch.maximum(self.upper - centre, centre - self.lower), 0.0)
-        width = inflate(magnitude(A).adjoint(radius), gamma(rounding_length(A) + 2)) + image_error(A.T, centre)
+        width = (absolute_image(A.T, Upper(radius, 1)) + image_error(A.T, centre)).bound
         middle = A.adjoint(centre)
         return Interval(_down(middle - width), _up(middle + width))
 
@@ -111,10 +111,10 @@ class GradientIntervals(AbstractBackward[Interval]):
         if k not in self._sizes or k not in self._capped:
             return sent
         caps = [
-            _per_output(self._sizes[k], interval.lower.dim()) * self._column_norms(term.map)
+            Upper(_per_output(self._sizes[k], interval.lower.dim())) * self._column_norms(term.map)
             for term, interval in zip(node.terms, sent, strict=True)
         ]
-        return [interval.within(inflate(cap, gamma(4))) for interval, cap in zip(sent, caps, strict=True)]
+        return [interval.within(cap.bound) for interval, cap in zip(sent, caps, strict=True)]
 
     def elementwise(self, k: int, node: ElementwiseNode, value: Interval) -> Interval:
         """Multiply with the slopes."""

@@ -23,6 +23,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.errors import UnsupportedModule
 from curvcert.memory import spare_elements
 from curvcert.network.evaluation import Evaluation
@@ -32,7 +33,7 @@ from curvcert.norms import conjugate
 from curvcert.propagation.reach import Moved, NetworkFacts, cut, moved_activation, moved_pool, moved_sum
 from curvcert.propagation.regions import AbstractRegion
 from curvcert.propagation.relaxation import AbstractRelaxation, Reach, relaxed_activation, relaxed_pool
-from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import TINY, Upper, gamma, inflate, least, norm_upper_bound_of_vectors, total
 
 _CHUNK_ELEMENTS = 2**23
 """Numbers that the covectors in hand may take, on a processor."""
@@ -105,11 +106,9 @@ class Relaxed:
 
     def _rounded_off(self, node: AffineNode) -> Tensor:
         r"""Return what a unit covector on each coordinate of a sum costs by rounding: gamma |A| |v' - v|."""
-        total = torch.zeros_like(node.offset)
-        for facts, source in zip(self.facts.maps[node], node.sources, strict=True):
-            size = inflate(facts.absolute.apply(self._moved[source].farthest), gamma(facts.roundings + 1))
-            total = total + gamma(self.facts.uses[source]) * size
-        return inflate(total, gamma(len(node.terms) + 4))
+        parts = zip(self.facts.maps[node], node.sources, strict=True)
+        costs = (each.spread(self._moved[k].farthest) * gamma(self.facts.uses[k]) for each, k in parts)
+        return total(costs).bound
 
     def moved(self, value: int) -> Moved:
         """Return how far a pre-activation moves."""
@@ -141,16 +140,13 @@ class Relaxed:
     def change(self, value: int, rows: Tensor) -> Change:
         """Bound how far rows . v moves, v the value of a node, for rows of shape (batch or 1, rows, *shape)."""
         moved, u = self._moved[value], rows.flatten(2)
-        whole = moved.length[:, None] * norm_upper_bound_of_vectors(u, conjugate(self.facts.p), 2)
-        up, down = u.clamp(min=0), (-u).clamp(min=0)
+        whole = Upper(moved.length[:, None]) * norm_upper_bound_of_vectors(u, conjugate(self.facts.p), 2)
+        up, down = Upper(u.clamp(min=0)), Upper((-u).clamp(min=0))
         fall, rise = (side.flatten(1)[:, :, None] for side in (moved.fall, moved.rise))
-        change, relative = self._by_covectors(value, rows), gamma(u.shape[2] + 8)
-        rises = torch.minimum(whole, (up @ rise + down @ fall).squeeze(2))
-        falls = torch.minimum(whole, (up @ fall + down @ rise).squeeze(2))
-        return Change(
-            torch.fmin(change.fall, inflate(falls, relative) + TINY),
-            torch.fmin(change.rise, inflate(rises, relative) + TINY),
-        )
+        change = self._by_covectors(value, rows)
+        sides = (up @ fall + down @ rise, up @ rise + down @ fall)
+        falls, rises = ((least(whole, side[:, :, 0]) + TINY).bound for side in sides)
+        return Change(torch.fmin(change.fall, falls), torch.fmin(change.rise, rises))
 
     def _by_covectors(self, value: int, rows: Tensor) -> Change:
         numbers = self.facts.numbers_behind(value) * len(self._moved[0].fall)
@@ -200,6 +196,7 @@ class _Covectors(AbstractBackward[Tensor | None]):
         return reduce(torch.add, known) if known else None
 
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        checkpoint()
         if value is None:
             return [None] * len(node.terms)
         off = self._relaxed.rounded_off[node]

@@ -21,7 +21,7 @@ from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, NormBounds
 from curvcert.operators.magnitudes import magnitude, rounding_length
 from curvcert.propagation.relaxation import Reach
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors, total
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,11 @@ class MapFacts:
     norm: Tensor
     rows: Tensor
     roundings: int
+
+    def spread(self, x: Upper | Tensor) -> Upper:
+        """Return the image of x >= 0 under |A|."""
+        value, before = (x.value, x.roundings) if isinstance(x, Upper) else (x, 0)
+        return Upper(self.absolute.apply(value), before + self.roundings + 1)
 
 
 class NetworkFacts:
@@ -90,12 +95,12 @@ def moved_sum(facts: Sequence[MapFacts], values: Sequence[Moved], p: float) -> M
 def _image(facts: MapFacts, value: Moved) -> Moved:
     """Return how far an image moves: by mid-points and half-widths, or by norms."""
     middle, half = (value.rise - value.fall) / 2, inflate((value.rise + value.fall) / 2, 4 * UNIT_ROUNDOFF)
-    centre, spread = facts.map.apply(middle), facts.absolute.apply(half)
-    error = gamma(facts.roundings + 1) * (facts.absolute.apply(middle.abs()) + spread)
-    spread = inflate(spread + error, gamma(facts.roundings + 4)) + 2 * UNIT_ROUNDOFF * centre.abs()
-    by_norm = inflate(_per_sample(value.length, facts.rows) * facts.rows, 0.0)
-    fall, rise = _least_known(spread - centre, by_norm), _least_known(spread + centre, by_norm)
-    return Moved(fall, rise, inflate(facts.norm * value.length, 0.0))
+    centre, spread = facts.map.apply(middle), facts.spread(half)
+    error = (facts.spread(middle.abs()) + spread) * gamma(facts.roundings + 1)
+    off = (spread + error).bound + 2 * UNIT_ROUNDOFF * centre.abs()
+    by_norm = (Upper(_per_sample(value.length, facts.rows)) * facts.rows).bound
+    fall, rise = _least_known(off - centre, by_norm), _least_known(off + centre, by_norm)
+    return Moved(fall, rise, (Upper(value.length) * facts.norm).bound)
 
 
 def moved_activation(activation: Activation, z: Reach, length: Tensor, a: Computed, p: float) -> Moved:
@@ -109,14 +114,15 @@ def moved_activation(activation: Activation, z: Reach, length: Tensor, a: Comput
     fall, rise = _least_known(fall, a.value - low + slack), _least_known(rise, high - a.value + slack)
     most = torch.maximum(up, down).flatten(1).amax(dim=1)
     off = activation.deviation
-    whole = inflate(_product(most, length) + off * a.value[0].numel() ** (1 / p), gamma(8))
-    return cut(inflate(fall + off, 0.0), inflate(rise + off, 0.0), whole, p)
+    # A power of a float, and a product with it, round three times at most.
+    whole = Upper(_product(most, length), 3) + off * a.value[0].numel() ** (1 / p)
+    return cut((Upper(fall) + off).bound, (Upper(rise) + off).bound, whole.bound, p)
 
 
 def moved_pool(pool: MaxPool, z: Moved, p: float) -> Moved:
     """Return how far the largest entries of windows move: no further than their entries."""
-    length = inflate(z.length * pool.multiplicity ** (1 / p), gamma(8))
-    return cut(pool.evaluate(z.fall), pool.evaluate(z.rise), length, p)
+    length = Upper(z.length, 2) * pool.multiplicity ** (1 / p)
+    return cut(pool.evaluate(z.fall), pool.evaluate(z.rise), length.bound, p)
 
 
 def cut(fall: Tensor, rise: Tensor, length: Tensor, p: float) -> Moved:
@@ -135,7 +141,7 @@ def _least_known(one: Tensor, other: Tensor) -> Tensor:
 
 def _product(slope: Tensor, size: Tensor) -> Tensor:
     """Return slope x size rounded up, where 0 x inf is 0."""
-    return torch.where(slope == 0, 0.0, inflate(slope * size, 0.0))
+    return torch.where(slope == 0, 0.0, (Upper(slope) * size).bound)
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:
@@ -144,4 +150,4 @@ def _per_sample(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _total(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else inflate(torch.stack(parts).sum(dim=0), gamma(len(parts)))
+    return parts[0] if len(parts) == 1 else total(parts).bound

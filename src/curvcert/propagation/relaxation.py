@@ -16,7 +16,7 @@ from torch import Tensor
 from curvcert.activations import Activation, remainder_ends
 from curvcert.network.block import MaxPool
 from curvcert.network.evaluation import Computed
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, inflate, next_down, next_up
 
 _HALF, _SEARCHES = 16, 5
 """Nodes on each side of the middle of a range, and steps, in the search for slopes."""
@@ -164,7 +164,7 @@ def _remainders(activation: Activation, below: Tensor, above: Tensor, z: Reach, 
 
 def _extra(activation: Activation, s: Tensor, z: Reach, roundings: int) -> Tensor:
     """Bound what rounding s o u, and adding it up, costs; with a module's own deviation from its activation."""
-    return inflate(gamma(roundings + 2) * s.abs() * z.farthest, 0.0) + activation.deviation
+    return (Upper(s.abs()) * z.farthest * gamma(roundings + 2) + activation.deviation).bound
 
 
 def _known(cost: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def relaxed_pool(pool: MaxPool, z: Reach, roundings: int) -> Chosen:
     worst = _windows(pool, z.centre.error).clamp(min=0.0).amax(dim=2)
     lead = pool.evaluate(z.centre.value) - own
     doubt = inflate(worst + error, 4 * UNIT_ROUNDOFF) + 2 * UNIT_ROUNDOFF * lead
-    extra = inflate(gamma(roundings + 2) * moved, 0.0) + TINY
+    extra = (Upper(moved) * gamma(roundings + 2) + TINY).bound
     up = next_up(spread - (lead - doubt).clamp(min=0.0)).clamp(min=0.0)
     return Chosen(Costs(_known(up + extra), _known(lead + doubt + extra)), pool, index)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from curvcert.activations import Activation, derivative_range, second_derivative_range, value_range
 from curvcert.activations.base import EVERYWHERE
 from curvcert.network.evaluation import Computed
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate, next_down, next_up
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, next_down, next_up
 
 KNOTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0)
 """Where G is known, in units of a neuron's own: :math:`2 \\max |\\psi| / \\beta^2`."""
@@ -121,17 +121,17 @@ def sampled(activation: Activation, z: Computed, slope: Tensor, bend: Tensor, sp
         flattest, steepest = derivative_range(activation, *ends)
         steepest = torch.maximum(flattest.abs(), steepest.abs())
     # The point, the line, the differences; and z is known but for its error.
-    sizes = at[0].abs() + at[1].abs() + slope.abs() * (spread.linear + reach) + bend.abs() * spread.linear.square()
-    moved = steepest * (value.abs() + spread.linear + reach)
-    rounded = 8 * UNIT_ROUNDOFF * (sizes + moved) + 2 * steepest * error + TINY
+    far, bent = Upper(spread.linear) + reach, Upper(spread.linear).square() * bend.abs()
+    sizes, moved = far * slope.abs() + bent + at[0].abs() + at[1].abs(), (far + value.abs()) * steepest
+    rounded = (sizes + moved) * (8 * UNIT_ROUNDOFF) + Upper(2 * error) * steepest + TINY
     values = torch.stack([torch.maximum(*side) for side in sides])
-    values = values + inflate(rounded + 4 * UNIT_ROUNDOFF * values.abs(), gamma(8))
+    values = values + (rounded + 4 * UNIT_ROUNDOFF * values.abs()).bound
     least, greatest = second_derivative_range(activation, *ends)
     if limited:
         least, greatest = least.clamp(max=0.0), greatest.clamp(min=0.0)
     sag = torch.stack([-least, greatest])
-    across = inflate(sag.clamp(min=0) * (spread.high - spread.low).square() / 8, gamma(8))
-    return Sampled(values, b.square() / 2, across, sag)
+    across = Upper(spread.high - spread.low, 1).square() * sag.clamp(min=0) / 8.0
+    return Sampled(values, b.square() / 2, across.bound, sag)
 
 
 def _continued(activation: Activation, z: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,26 +153,25 @@ class Tables:
     @staticmethod
     def of(found: Sampled, bend: Bend, linear: Tensor) -> "Tables":
         """Return the tables of psi on the grid."""
-        cell = inflate(2 * linear / _CELLS, 8 * UNIT_ROUNDOFF).square() / 8
+        cell = (Upper(2 * linear, 8) / _CELLS).square() / 8.0
         signed = torch.stack([bend.bend, -bend.bend])
         columns = []
         for knot in KNOTS:
             # At slightly less than the knot G is no smaller.
             y = knot * bend.unit * (1 - 8 * UNIT_ROUNDOFF)
             peak = (found.values - y * found.squares * (1 - 8 * UNIT_ROUNDOFF)).amax(dim=1)
-            bow = (found.sag + signed + y).clamp(min=0) + 4 * UNIT_ROUNDOFF * (found.sag.abs() + signed.abs() + y)
-            bow = inflate(bow * cell, gamma(8))
-            columns.append(inflate(peak.clamp(min=0.0), 4 * UNIT_ROUNDOFF) + found.across + bow)
+            slack = (Upper(y) + found.sag.abs() + signed.abs()) * (4 * UNIT_ROUNDOFF)
+            bow = (slack + (found.sag + signed + y).clamp(min=0)) * cell
+            columns.append((bow + found.across + Upper(peak.clamp(min=0.0), 4)).bound)
         # G does not rise, and is at least psi at 0.
-        return Tables(inflate(torch.stack(columns, dim=3).cummin(dim=3).values, gamma(8)))
+        return Tables(torch.stack(columns, dim=3).cummin(dim=3).values)
 
     def at_knot(self, u: Tensor, knot: int) -> tuple[Tensor, Tensor]:
         """Bound u.psi, and -u.psi, less what the knot's y takes, for rows u, (batch, rows, neurons)."""
         above, below = self.values[..., knot].unsqueeze(3)
-        plus, minus = u.clamp(min=0), (-u).clamp(min=0)
-        slack = gamma(2 * u.shape[2] + 8)
+        plus, minus = Upper(u.clamp(min=0)), Upper((-u).clamp(min=0))
         sides = (plus @ above + minus @ below, plus @ below + minus @ above)
-        return inflate(sides[0].squeeze(2), slack), inflate(sides[1].squeeze(2), slack)
+        return sides[0].bound.squeeze(2), sides[1].bound.squeeze(2)
 
     def between(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Bound both at a y of each row's and neuron's own, in units of the knots."""
@@ -187,5 +186,6 @@ class Tables:
         for side in (u < 0, u >= 0):
             place = (side * (batch * neurons) + neuron) * len(KNOTS) + left
             value = torch.lerp(flat.take(place), flat.take(place + 1), share)
-            sides.append(inflate((u.abs() * value).sum(dim=2), gamma(neurons + 24)))
+            # Shares and what they join are off by a few units, of numbers that are not negative.
+            sides.append((Upper(value, 16) * u.abs()).sum(2).bound)
         return sides[0], sides[1]

@@ -21,10 +21,11 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
+from curvcert import rounding
 from curvcert.network.nodes import AffineNode, ElementwiseNode
 from curvcert.network.sweeps import AbstractBackward, AbstractForward
 from curvcert.propagation.reach import NetworkFacts
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, total
 
 Slopes = Mapping[int, Tensor]
 """The slopes of every activation, of its value's shape, by the number of its node."""
@@ -32,7 +33,11 @@ Slopes = Mapping[int, Tensor]
 
 def lengths(x: Tensor) -> Tensor:
     """Bound the 2-norm of each row, (rows, ...)."""
-    return inflate(torch.linalg.vector_norm(x.flatten(1), dim=1), gamma(x[0].numel() + 4)) + TINY
+    return _sizes(x).bound
+
+
+def _sizes(x: Tensor) -> Upper:
+    return rounding.lengths(x.flatten(1), 1) + TINY
 
 
 class Forward(AbstractForward[Tensor]):
@@ -56,14 +61,14 @@ def defects(facts: NetworkFacts, slopes: Slopes, sizes: Sequence[Tensor]) -> lis
     """Bound the Frobenius norms of the defects of all values, given those of the tangents."""
     found = []
     for k, node in enumerate(facts.network.nodes[: len(sizes)]):
-        total = torch.zeros_like(sizes[0])
+        lost = Upper(torch.zeros_like(sizes[0]))
         if isinstance(node, AffineNode):
             for term, each in zip(node.terms, facts.maps[node], strict=True):
-                size = facts.norms.absolute(term.map, 2) * sizes[term.source]
-                total = total + gamma(each.roundings + len(node.terms) + 1) * size
+                size = Upper(sizes[term.source]) * facts.norms.absolute(term.map, 2)
+                lost += size * gamma(each.roundings + len(node.terms) + 1)
         elif isinstance(node, ElementwiseNode):
-            total = 2 * UNIT_ROUNDOFF * sizes[k]
-        found.append(inflate(total, gamma(16)) + TINY)
+            lost = Upper(2 * UNIT_ROUNDOFF * sizes[k])
+        found.append((lost + TINY).bound)
     return found
 
 
@@ -94,23 +99,23 @@ class _Backward(AbstractBackward[Tensor | None]):
         self._facts, self._slopes, self._added, self._keep = facts, slopes, added, keep
         self.kept: dict[int, Tensor] = {}
         self.sizes: dict[int, Tensor] = {}
-        self.lost: dict[int, Tensor] = {}
-        self._none = like.new_zeros(len(like))
+        self.lost: dict[int, Upper] = {}
+        self._none = Upper(like.new_zeros(len(like)))
 
     def joined(self, k: int, arriving: Sequence[Tensor | None]) -> Tensor | None:
         known = [value for value in arriving if value is not None]
         own = self._added(k)
         if own is not None:
             # Forming it rounds once.
-            self._lose(k, 2 * UNIT_ROUNDOFF * lengths(own))
+            self._lose(k, _sizes(own) * (2 * UNIT_ROUNDOFF))
             known.append(own)
         if not known:
             return None
         if len(known) > 1:
-            self._lose(k, gamma(len(known)) * reduce(torch.add, map(lengths, known)))
-        total = reduce(torch.add, known)
-        self.take(k, total)
-        return total
+            self._lose(k, total(map(_sizes, known)) * gamma(len(known)))
+        whole = reduce(torch.add, known)
+        self.take(k, whole)
+        return whole
 
     def take(self, k: int, value: Tensor) -> None:
         """Note the covectors of a value."""
@@ -121,20 +126,20 @@ class _Backward(AbstractBackward[Tensor | None]):
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
         if value is None:
             return [None] * len(node.terms)
-        size = lengths(value)
+        size = _sizes(value)
         for term, each in zip(node.terms, self._facts.maps[node], strict=True):
-            self._lose(term.source, gamma(each.roundings + 1) * self._facts.norms.absolute(term.map, 2) * size)
+            self._lose(term.source, size * self._facts.norms.absolute(term.map, 2) * gamma(each.roundings + 1))
         return [term.map.adjoint(value) for term in node.terms]
 
     def elementwise(self, k: int, node: ElementwiseNode, value: Tensor | None) -> Tensor | None:
         if value is None:
             return None
         sent = self._slopes[k] * value
-        self._lose(node.source, 2 * UNIT_ROUNDOFF * lengths(sent))
+        self._lose(node.source, _sizes(sent) * (2 * UNIT_ROUNDOFF))
         return sent
 
-    def _lose(self, k: int, more: Tensor) -> None:
-        self.lost[k] = inflate(self.lost.get(k, self._none) + more, gamma(8))
+    def _lose(self, k: int, more: Upper) -> None:
+        self.lost[k] = self.lost.get(k, self._none) + more
 
 
 def swept_back(
@@ -145,4 +150,4 @@ def swept_back(
     sweep.take(end, rows)
     start = sweep.sweep(facts.network.nodes[: end + 1], rows)[0]
     assert start is not None  # every value depends on the input
-    return Swept(sweep.kept, start, sweep.sizes, sweep.lost)
+    return Swept(sweep.kept, start, sweep.sizes, {k: lost.bound for k, lost in sweep.lost.items()})

@@ -26,7 +26,7 @@ tenth.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
@@ -34,6 +34,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.memory import spare_elements
 from curvcert.network import Network
 from curvcert.network.evaluation import Evaluation
@@ -44,7 +45,7 @@ from curvcert.propagation.linear_relaxation import Relaxed
 from curvcert.propagation.reach import Moved, NetworkFacts, cut
 from curvcert.propagation.regions import NormBall
 from curvcert.propagation.remainders import KNOTS, Bend, Spread, Tables, sampled, secant
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, total
 
 REACH = 8.0
 """How many times the radius that a model was made at it serves: rounding is bounded over that ball once."""
@@ -126,30 +127,32 @@ class TaylorModels:
         self.coarse = coarse if bool(coarse.lost.isfinite().all()) else None
         if self.coarse is None:
             self.most = radius
-        self._made_at, self._pass = radius, _Pass(self, self._ball(radius))
-        self._rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
-        self._linear = self._pass.relaxed.change(self._last, self._rows).rise
-        self._curved = _worst(self._linear, enough)
+        self.rows = rows.reshape(*rows.shape[:2], *facts.network.out_shape)
+        self._at = Pass(self, self._ball(radius))
+        self._curved = _worst(self._at.linear, enough)
         each = torch.arange(len(rows), device=rows.device)[:, None]
-        self._output = self._sent(self._last, self._rows[each, self._curved])
+        self._output = self.sent(self.rows[each, self._curved])
         # Where no activation is on the way to the outputs, linear relaxation is exact.
         self._parabolas = self._joined() if self._output.sent and self._curved.numel() else None
 
     def rise(self, radius: Tensor) -> Tensor:
         """Bound how far the rows rise over the closed balls of that radius, (batch, rows); inf beyond the reach."""
-        within = torch.minimum(radius, self.most)
-        at, linear = self._pass, self._linear
-        if not torch.equal(within, self._made_at):
-            at = _Pass(self, self._ball(within))
-            linear = at.relaxed.change(self._last, self._rows).rise
+        at = self.over(radius)
+        within, linear = at.radius, at.linear
         best = linear.gather(1, self._curved)
-        fixed = inflate(self._output.off * within[:, None], 0.0) + self._output.rounding
+        fixed = Upper(self._output.off) * within[:, None] + self._output.rounding
         curved = () if self._parabolas is None else self._parabolas.largest(within).split(best.shape[1], dim=1)
         for knot, parabolas in zip(_OUTER_KNOTS, curved, strict=False):
             parts = [at.tables[k].at_knot(u, knot)[0] for k, u in self._output.sent.items()]
-            total = reduce(torch.add, parts, parabolas + fixed)
-            best = torch.fmin(best, inflate(total, gamma(len(parts) + 4)))
+            best = torch.fmin(best, total([fixed, parabolas, *parts]).bound)
         return torch.where((radius > self.most)[:, None], torch.inf, linear.scatter(1, self._curved, best))
+
+    def over(self, radius: Tensor) -> "Pass":
+        """Return the ranges over balls of that radius, or of the largest that the models serve; the last are kept."""
+        within = torch.minimum(radius, self.most)
+        if not torch.equal(within, self._at.radius):
+            self._at = Pass(self, self._ball(within))
+        return self._at
 
     @property
     def rounded(self) -> Relaxed:
@@ -163,7 +166,7 @@ class TaylorModels:
             shape = self.facts.network.nodes[value].shape
             unit = torch.eye(torch.Size(shape).numel(), dtype=torch.float64, device=self.most.device)
             rows = unit.reshape(1, len(unit), *shape).expand(len(self.most), -1, *shape)
-            self._forms[value] = self._with_peaks(self._sent(value, rows))
+            self._forms[value] = self._with_peaks(self.sent(rows, value))
         return self._forms[value]
 
     def coupled(self, k: int, u: Tensor, tables: Tables, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,11 +177,11 @@ class TaylorModels:
         above, below = tables.at_knot(u, 0)
         for share in _SHARES:
             multiplier = share * typical
-            held = inflate(multiplier * (coupling.squares * t.square())[:, None], gamma(8))
+            held = Upper(multiplier) * (Upper(coupling.squares) * t * t)[:, None]
             more, less = tables.between(u, multiplier.unsqueeze(2) * ratio)
             above, below = (
-                torch.minimum(above, inflate(more + held, 0.0)),
-                torch.minimum(below, inflate(less + held, 0.0)),
+                torch.minimum(above, (held + more).bound),
+                torch.minimum(below, (held + less).bound),
             )
         return above, below
 
@@ -226,15 +229,26 @@ class TaylorModels:
                 above[part, few], below[part, few] = self.coordinates.peaks([w[:, few] for w in weights], seen)
         return replace(form, above=above, below=below)
 
-    def _sent(self, value: int, rows: Tensor) -> Form:
-        """Carry rows on a value back through the slopes, to everything before it."""
-        sweep = _Slopes(self, rows)
-        found = sweep.sweep(self.facts.network.nodes[: value + 1], rows)[0]
-        J = rows.new_zeros(*rows.shape[:2], *self.facts.network.in_shape) if found is None else found
-        seen, off = self.coordinates.seen(J.flatten(2))
+    def sent(self, rows: Tensor, value: int | None = None, slopes: Mapping[int, Tensor] | None = None) -> Form:
+        """Carry rows on a value, the outputs by default, back to everything before it.
+
+        They go through the models' slopes, or others, (batch, rows, neurons) by the activations' numbers.
+        """
+        sweep, J = self.swept(rows, value, slopes)
+        seen, off = self.coordinates.seen(J)
         rounding = inflate(sweep.rounding + self.rounded.lost[:, None], gamma(sweep.longest + 16))
         zero = torch.zeros_like(off)
         return Form(sweep.sent, seen, off, rounding.expand_as(off), zero, zero)
+
+    def swept(
+        self, rows: Tensor, value: int | None = None, slopes: Mapping[int, Tensor] | None = None
+    ) -> "tuple[_Slopes, Tensor]":
+        """Return the covectors that the rows become, and the rows on the input, (batch, rows, inputs)."""
+        own = {k: bend.slope.unsqueeze(1) for k, bend in self.bends.items()} if slopes is None else slopes
+        sweep = _Slopes(self, rows, own)
+        found = sweep.sweep(self.facts.network.nodes[: (self._last if value is None else value) + 1], rows)[0]
+        J = rows.new_zeros(*rows.shape[:2], *self.facts.network.in_shape) if found is None else found
+        return sweep, J.flatten(2)
 
     def _ball(self, radius: Tensor) -> NormBall:
         return NormBall(self.facts.p, radius, torch.Size(self.facts.network.in_shape).numel())
@@ -247,25 +261,35 @@ def _worst(rise: Tensor, enough: Tensor | None) -> Tensor:
     return excess.topk(most, dim=1).indices
 
 
-class _Pass:
-    """The ranges of every node over one ball, each cut with the others before the next is found."""
+class Pass:
+    """The ranges of every node over one ball, each cut with the others before the next is found.
+
+    Attributes:
+        radius: the ball's.
+        spreads: where every pre-activation is, by the numbers of the activations.
+        tables: what these leave beside their parabolas.
+        linear: how far the models' rows rise by linear relaxation over these ranges, (batch, rows).
+    """
 
     def __init__(self, models: TaylorModels, ball: NormBall) -> None:
-        self._models, self._t = models, ball.radius
+        self._models, self.radius = models, ball.radius
+        self.spreads: dict[int, Spread] = {}
         self.tables: dict[int, Tables] = {}
-        self.relaxed = Relaxed(models.facts, models.evaluation, ball, narrowed=self._narrowed)
+        relaxed = Relaxed(models.facts, models.evaluation, ball, narrowed=self._narrowed)
+        self.linear = relaxed.change(len(models.facts.network.nodes) - 1, models.rows).rise
 
     def _narrowed(self, relaxed: Relaxed, value: int, moved: Moved) -> Moved:
         """Return the range of a pre-activation cut with that of its parabolas; and find what its activations leave."""
         if self._models.coarse is None:
             self._models.coarse = relaxed
-        form, t = self._models.form(value), self._t[:, None]
+        form, t = self._models.form(value), self.radius[:, None]
         linear = inflate(form.seen.steepest * t, 0.0)
         above, below = self._rest(form)
         # What is not a number, where ranges are infinite, says nothing.
-        fall = torch.fmin(moved.fall.flatten(1), inflate(linear + below, 0.0))
-        rise = torch.fmin(moved.rise.flatten(1), inflate(linear + above, 0.0))
-        high, low = (torch.fmin(rest, inflate(side + linear, 0.0)) for rest, side in ((above, rise), (below, fall)))
+        steep = Upper(linear)
+        fall = torch.fmin(moved.fall.flatten(1), (steep + below).bound)
+        rise = torch.fmin(moved.rise.flatten(1), (steep + above).bound)
+        high, low = (torch.fmin(rest, (steep + side).bound) for rest, side in ((above, rise), (below, fall)))
         for k, node in enumerate(self._models.facts.network.nodes):
             if isinstance(node, ElementwiseNode) and node.source == value:
                 self._bent(k, node, form, Spread(linear, -low, high, fall, rise), torch.maximum(fall, rise))
@@ -273,16 +297,17 @@ class _Pass:
 
     def _rest(self, form: Form) -> tuple[Tensor, Tensor]:
         """Bound e, and its negative, for every neuron of a value."""
-        t = self._t[:, None]
-        parts = [self._models.coupled(k, u, self.tables[k], self._t) for k, u in form.sent.items()]
-        off, slack = form.off * t + form.rounding, gamma(len(parts) + 8)
-        above, below = (peak * t.square() + off for peak in (form.above, form.below))
+        t = self.radius[:, None]
+        parts = [self._models.coupled(k, u, self.tables[k], self.radius) for k, u in form.sent.items()]
+        off = Upper(form.off) * t + form.rounding
+        above, below = (Upper(peak) * t * t + off for peak in (form.above, form.below))
         for more, less in parts:
             above, below = above + more, below + less
-        return inflate(above, slack), inflate(below, slack)
+        return above.bound, below.bound
 
     def _bent(self, k: int, node: ElementwiseNode, form: Form, spread: Spread, farthest: Tensor) -> None:
         """Find what the parabolas of a node leave; the first time, find the parabolas."""
+        checkpoint()
         models, z = self._models, self._models.evaluation.values[node.source]
         if k in models.bends:
             bend = models.bends[k]
@@ -292,17 +317,18 @@ class _Pass:
             found = sampled(node.activation, z, slope, curve, spread)
             bend = Bend(slope, curve, found.unit)
             models.bends[k], models.seen[k] = bend, form.seen
-        self.tables[k] = Tables.of(found, bend, spread.linear)
+        self.tables[k], self.spreads[k] = Tables.of(found, bend, spread.linear), spread
 
 
 class _Slopes(AbstractBackward[Tensor | None]):
-    """Rows, (batch, rows, *shape), carried back through the slopes; None where nothing leads on from a value.
+    """Rows, (batch, rows, *shape), carried back through slopes; None where nothing leads on from a value.
 
-    On the way the covectors on activations are kept, and the cost of rounding adds up.
+    On the way the covectors on activations are kept, and the cost of rounding adds up.  The slopes are those of each
+    row, (batch, rows, neurons), or of all, (batch, 1, neurons).
     """
 
-    def __init__(self, models: TaylorModels, rows: Tensor) -> None:
-        self._models = models
+    def __init__(self, models: TaylorModels, rows: Tensor, slopes: Mapping[int, Tensor]) -> None:
+        self._models, self._slopes = models, slopes
         self.sent: dict[int, Tensor] = {}
         self.rounding = rows.new_zeros(rows.shape[:2])
         self.longest = 1
@@ -312,23 +338,25 @@ class _Slopes(AbstractBackward[Tensor | None]):
         return reduce(torch.add, known) if known else None
 
     def affine(self, k: int, node: AffineNode, value: Tensor | None) -> Sequence[Tensor | None]:
+        checkpoint()
         if value is None:
             return [None] * len(node.terms)
-        self._pay(value, self._models.rounded.rounded_off[node])
+        self._pay(value, self._models.rounded.rounded_off[node].flatten(1).unsqueeze(1))
         return [term.map.adjoint(value) for term in node.terms]
 
     def elementwise(self, k: int, node: ElementwiseNode, value: Tensor | None) -> Tensor | None:
         if value is None:
             return None
         self.sent[k] = value.flatten(2)
-        slope, facts = self._models.bends[k].slope, self._models.facts
-        moved = self._models.rounded.moved(node.source).farthest
-        s = slope.reshape(moved.shape)
+        s, facts = self._slopes[k], self._models.facts
+        moved = self._models.rounded.moved(node.source).farthest.flatten(1).unsqueeze(1)
         cost = inflate(gamma(facts.uses[node.source] + 2) * s.abs() * moved, 0.0) + 2 * node.activation.deviation
         self._pay(value, cost)
-        return s.unsqueeze(1) * value
+        return value * s.reshape(*s.shape[:2], *value.shape[2:])
 
     def _pay(self, u: Tensor, cost: Tensor) -> None:
-        """Add |u| . cost."""
-        self.longest += cost[0].numel() + 1
-        self.rounding = self.rounding + (u.flatten(2).abs() @ cost.flatten(1).unsqueeze(2)).squeeze(2)
+        """Add |u| . cost, for costs of each row or of all."""
+        u, n = u.flatten(2).abs(), cost.shape[2]
+        self.longest += n + 1
+        paid = (u @ cost.mT).squeeze(2) if cost.shape[1] == 1 else (u * cost).sum(dim=2)
+        self.rounding = self.rounding + paid

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from curvcert.attacks import Attack
 from curvcert.certificates import Certificate
 from curvcert.errors import InvalidInput
 from curvcert.network import Network
+from curvcert.network.network import tensor_of
 from curvcert.reporting.collecting import report_data
 from curvcert.reporting.data import ReportData
 from curvcert.reporting.figures import draw_figures
@@ -20,12 +22,12 @@ def report(
     certificate: Certificate,
     path: str | Path,
     network: Network | None = None,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
+    x: Tensor | np.ndarray | None = None,
+    y: Tensor | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
     command: str | None = None,
-    epsilons: Sequence[float] | None = None,
+    epsilons: Sequence[float] | float | None = None,
     searches: Sequence[Attack] = (),
     seeds: Mapping[str, int] | None = None,
 ) -> Path:
@@ -62,7 +64,14 @@ def report(
         raise InvalidInput(
             f"report expects a Certificate, got {type(certificate).__name__}. Make one with curvcert.certify."
         )
-    data = report_data(certificate, network, x, y, class_names, title, command, epsilons, searches, seeds)
+    if network is not None and not isinstance(network, Network):
+        raise InvalidInput(
+            f"report expects a Network, got {type(network).__name__}. Make one with curvcert.trace(model, x[:1])."
+        )
+    inputs: Tensor | None = tensor_of(x)
+    labels: Tensor | None = tensor_of(y)
+    asked = [epsilons] if isinstance(epsilons, int | float) else epsilons
+    data = report_data(certificate, network, inputs, labels, class_names, title, command, asked, searches, seeds)
     return write_report(data, path)
 
 

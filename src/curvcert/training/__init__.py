@@ -1,5 +1,6 @@
 """Training networks whose certificates are large: recipes, a loop that survives being killed, checkpoints."""
 
+from curvcert.training.callbacks import CertifiedLog
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import Place, Ranks, RanksApart, joined, place_from
 from curvcert.training.kept import load_kept, read_digests
@@ -12,6 +13,7 @@ from curvcert.training.trainer import Trainer, make_model
 
 __all__ = [
     "MODEL",
+    "CertifiedLog",
     "Checkpoint",
     "Multiplier",
     "Place",

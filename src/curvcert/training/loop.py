@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 import math
 import signal
 import threading
@@ -27,6 +28,7 @@ from curvcert.data import LabelledImages, load
 from curvcert.errors import InvalidFile, InvalidInput, TrainingDiverged
 from curvcert.folder_lock import locked
 from curvcert.network import trace
+from curvcert.progress import is_watched
 from curvcert.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from curvcert.training.distributed import ALONE, Ranks, RanksApart, require_device
 from curvcert.training.evaluation import evaluate
@@ -35,6 +37,8 @@ from curvcert.training.recipe import Recipe
 from curvcert.training.side_by_side import SideBySide
 from curvcert.training.trainer import Trainer
 from curvcert.whole_files import append_text, write_whole
+
+_LOG = logging.getLogger(__name__)
 
 _READ_EVERY = 50
 """Steps between two looks at the loss: each waits for the device."""
@@ -281,6 +285,7 @@ def _evaluate(run: _RunInFolder, test: LabelledImages, latest: dict[str, float])
         if journal is not None:
             found = evaluate(trainer.trained, test, trainer.recipe.epsilons, trainer.recipe.evaluate_samples)
             values = {**latest, **{f"test_{key}": value for key, value in found.items()}}
+            _LOG.info("step %d: %s", trainer.step, ", ".join(f"{k} {v:.4g}" for k, v in values.items()))
             journal.write(trainer.step, trainer.step // trainer.steps_per_epoch, values)
 
     trainer.ranks.first(written)
@@ -335,7 +340,7 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.completed}/{task.total} {task.fields[shown]}"),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not is_watched(console))
 
 
 def _shown(latest: Sequence[dict[str, float]], rate: float) -> str:

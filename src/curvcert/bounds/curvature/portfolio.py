@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
-from curvcert.bounds.curvature.compositional import compositional_bound
+from curvcert.bounds.curvature.compositional import compositional_bound, glimpsed_recursion
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
-from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
-from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, run_all
+from curvcert.bounds.curvature.unrolled import decided_by_sides, is_never_above_the_recursion, unrolled_bound
+from curvcert.bounds.lipschitz.growth import Growth, quick
+from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, steps, within
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound, Side
+from curvcert.budget import Budget, budget_of
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.rounding import TINY
@@ -24,9 +27,13 @@ from curvcert.rounding import TINY
 @final
 @dataclass(frozen=True)
 class Compositional(AbstractCurvatureMethod):
-    """The paper's recursion; `block_bounds` names the block bounds to choose from, all by default."""
+    """The paper's recursion; `block_bounds` names the block bounds to choose from, all by default.
+
+    Without `paths` the Lipschitz constants in it are products.
+    """
 
     block_bounds: Sequence[str] | None = None
+    paths: bool = True
     name: str = "compositional"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
@@ -34,12 +41,20 @@ class Compositional(AbstractCurvatureMethod):
         return None
 
     def can_win(self, problem: Problem) -> bool:
-        """Whether it may be below the unrolled bound."""
-        return not is_never_above_the_recursion(problem)
+        """Whether it may be below the unrolled bound: not where its own steps, seen from below, add up to more."""
+        if is_never_above_the_recursion(problem):
+            return False
+        glimpsed = glimpsed_recursion(problem)
+        return glimpsed is None or bool((problem.shaped(glimpsed) < unrolled_bound(problem).value).any())
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        return replace(compositional_bound(problem, problem.norms, self.block_bounds), methods=(self.name,))
+        norms, prefixes = problem.norms, None
+        if not self.paths:
+            norms = problem.once("quick norms", lambda: quick(problem.norms))
+            prefixes = Growth(problem, problem.norms, paths=False)
+        bound = compositional_bound(problem, norms, self.block_bounds, prefixes)
+        return replace(bound, methods=(self.name,))
 
 
 @final
@@ -96,8 +111,9 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
-        # Those of scalars from both sides are in it, term by term.
-        everywhere += [] if both is problem and problem.scalars else [unrolled_bound(problem)]
+        # Those of scalars from both sides are in it, term by term; not so the larger of the two sides' sums.
+        in_it = both is problem and problem.scalars and not decided_by_sides(problem)
+        everywhere += [] if in_it else [unrolled_bound(problem)]
         everywhere += [] if both is problem else [compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)
@@ -111,10 +127,8 @@ class LocalCurvature(AbstractCurvatureMethod):
     name: str = "local"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
-        """Apply to scalar outputs over a ball."""
-        if not isinstance(problem.scope, Ball):
-            return "local: needs at=x and radius=r"
-        return None if problem.scalars else "local: needs a scalar output, a pair or a logit"
+        """Apply to a ball."""
+        return None if isinstance(problem.scope, Ball) else "local: needs at=x and radius=r"
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
@@ -125,6 +139,9 @@ CURVATURE_METHODS: dict[str, AbstractCurvatureMethod] = {
     method.name: method for method in (Compositional(), Unrolled(), CRC(), AnchoredCurvature(), LocalCurvature())
 }
 
+
+QUICKEST = Compositional(("product",), paths=False)
+"""What is always done: it asks for the norms of single maps alone."""
 
 MOST_WORK = 5e7
 """What a search for LipSDP's multipliers may take on: a second or two, see `LipSDP.most_work`."""
@@ -140,6 +157,7 @@ def curvature(
     pair: Pair = None,
     logit: int | None = None,
     side: Side = "both",
+    budget: float | Budget | None = None,
 ) -> Bound:
     r"""Bound the Lipschitz constant of a network's Jacobian: :math:`\|Df(x) - Df(y)\|_{p \to q} \le K \|x - y\|_p`.
 
@@ -159,6 +177,8 @@ def curvature(
         logit: i for the scalar f_i.
         side: of a scalar, "above" bounds :math:`(\nabla f(x) - \nabla f(y)) \cdot (x - y) \le K \|x - y\|_p^2`, in l2
             the largest eigenvalue of its second derivative; "below" does so of -f; "both" is all of the above.
+        budget: seconds.  A bound by the norms of single maps is always found first, each method of "auto" while time is
+            left; `Bound.skipped` names those that were left out.
 
     >>> from torch import nn
     >>> from curvcert.network import trace
@@ -168,11 +188,13 @@ def curvature(
     >>> round(float(bound), 9) == round(9 * 4 / 27**0.5, 9)
     True
     """
-    problem = make_problem(network, p, q, at, radius, pair, logit, side)
-    return curvature_of(replace(problem, most_work=MOST_WORK), method)
+    limit, problem = budget_of(budget), make_problem(network, p, q, at, radius, pair, logit, side)
+    return curvature_of(replace(problem, most_work=MOST_WORK), method, limit)
 
 
-def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto") -> Bound:
+def curvature_of(
+    problem: Problem, method: str | AbstractCurvatureMethod = "auto", budget: Budget | None = None
+) -> Bound:
     """Answer a question that was made before: norms that it knows from others are not computed again."""
     problem.network.require_smooth()
     methods = applying(CURVATURE_METHODS.values(), problem, LocalCurvature.name)
@@ -181,4 +203,8 @@ def curvature_of(problem: Problem, method: str | AbstractCurvatureMethod = "auto
     one = chosen(method, CURVATURE_METHODS, AbstractCurvatureMethod)
     if one is not None:
         return run(one, problem, floor)
-    return least([*run_all(methods, problem, floor), *through_l2(methods, problem, floor, order=2)], methods, problem)
+    plan = [*steps(methods, problem, floor), *through_l2(methods, problem, floor, order=2)]
+    if budget is not None and problem.network.has_constants:
+        plan.insert(0, (QUICKEST.name, partial(run, QUICKEST, problem, floor)))
+    bounds, cut = within(budget, plan)
+    return least(bounds, methods, problem, cut)

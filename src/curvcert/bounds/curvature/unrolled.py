@@ -48,12 +48,14 @@ from curvcert.bounds.lipschitz.lipsdp_recursion import (
     recursion_of_images,
 )
 from curvcert.bounds.lipschitz.problem import Problem
-from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm
+from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm, Side
 from curvcert.network import Block
 from curvcert.network.nodes import ElementwiseNode
+from curvcert.network.rewriting.units import ActivatedUnit
 from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
+from curvcert.progress import working_on
 from curvcert.propagation.slopes import stacked_size
 from curvcert.rounding import TINY, Upper, inflate, least, norm_upper_bound_of_vectors, total
 
@@ -66,21 +68,24 @@ CANDIDATES = (
     "gradient, pre-activations",
     "gradient norm, lipsdp",
     "gradient entries, lipsdp",
-    "gradient entries, multipliers",
     "gradient behind the block",
     "last block",
 )
 """The bounds on a term, of which the least counts."""
 
+_BY_MULTIPLIERS = "gradient entries, multipliers"
+"""One more, where it is asked for."""
+
+_WORTH = 0.005
+"""The share of the sum over layers that a search for multipliers must be able to save: what it is near the optimum."""
+
 
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
-    per_layer, total = tuple(unrolled_terms(problem).values()), _total(problem)
-    if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
-        # In l2 the norm of a second derivative is the larger of its two sides.
-        sides = [_total(problem.seen_from(side)) for side in SIDES[1:]]
-        total = torch.minimum(total, torch.maximum(*sides))
+    sides: tuple[Side, ...] = SIDES[1:] if decided_by_sides(problem) else (problem.side,)
+    total = torch.stack([_total(problem.seen_from(side)) for side in sides]).amax(dim=0)
+    per_layer = tuple(unrolled_terms(problem).values())
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
@@ -98,6 +103,14 @@ def is_never_above_the_recursion(problem: Problem) -> bool:
     units = problem.network.activated
     plain = len(units) == len(problem.network.units) and not any(unit.is_residual for unit in units)
     return plain and all(isinstance(unit.block.G, Identity | Reshape) for unit in units[:-1])
+
+
+def decided_by_sides(problem: Problem) -> bool:
+    """Whether the sides of a scalar say more than both: in l2 the norm of a second derivative is the larger of them.
+
+    Neither exceeds what bounds both together, layer by layer.
+    """
+    return problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem)
 
 
 def bends_unevenly(problem: Problem) -> bool:
@@ -124,25 +137,59 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 
 
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
+    if not decided_by_sides(problem):
+        return _searched(problem, _found_alone(problem))
+    above, below = (unrolled_terms(problem.seen_from(side)) for side in SIDES[1:])
+    return {k: replace(term, value=torch.maximum(term.value, below[k].value)) for k, term in above.items()}
+
+
+def _least_term(term: LayerTerm, other: LayerTerm) -> LayerTerm:
+    """Return the lesser for each output, named after the one that won most of them."""
+    lower = other.value < term.value
+    winner = other if int(lower.sum()) * 2 > lower.numel() else term
+    return replace(winner, value=torch.where(lower, other.value, term.value))
+
+
+def _searched(problem: Problem, terms: dict[int, LayerTerm]) -> dict[int, LayerTerm]:
+    """Return the terms with those by LipSDP's best multipliers, where a search for these is asked for and pays."""
+    if not terms or problem.most_work == 0:
+        return terms
+    known, weights, c = {}, {}, {}
+    for unit in problem.network.activated:
+        c[unit.hidden] = unit.block.activation.curvature_c
+        known[unit.hidden] = terms[unit.hidden].value
+        weights[unit.hidden] = _weights(problem, unit)
+    sums = torch.stack([*known.values()]).sum(dim=0)
+    # Of sums that overflow nothing is known: there inf - inf stands for inf.
+    wanted = {k: ((value - _WORTH * sums) / max(c[k], TINY)).nan_to_num(torch.inf) for k, value in known.items()}
+    reaches = weighted_reaches(problem, weights, wanted)
+    return {
+        k: _least_term(term, replace(term, value=(Upper(reaches[k]) * c[k]).bound, method=_BY_MULTIPLIERS))
+        if k in reaches
+        else term
+        for k, term in terms.items()
+    }
+
+
+def _weights(problem: Problem, unit: ActivatedUnit) -> Tensor:
+    gradients = problem.once("gradients", lambda: gradient_bounds(problem, problem.norms))
+    return gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
+
+
+def _found_alone(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
     prefixes, metrics = growth(problem, norms), _metrics(problem)
     gradients = problem.once("gradients", lambda: gradient_bounds(problem, norms))
-    weighed = {
-        unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
-        for unit in problem.network.activated
-    }
-    reaches = weighted_reaches(problem, weighed)
     found = {}
     for unit in problem.network.activated:
         block = unit.block
-        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), weighed[unit.hidden]
+        working_on(block.name)
+        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), _weights(problem, unit)
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
             L = torch.minimum(L, Upper(metric.metric.norm).root().bound)
         candidates = _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         candidates |= _term_of_size(block, gradient.size, L, problem)
-        if unit.hidden in reaches:
-            candidates["gradient entries, multipliers"] = reaches[unit.hidden]
         candidates |= _contraction_terms(block, gradient, L, problem)
         # Those that factorise a matrix for each output come last: where they cannot give less, they don't.
         if metric is not None:
@@ -193,9 +240,12 @@ def _least(candidates: dict[str, Tensor]) -> Tensor:
 def _term_of_size(block: Block, size: Tensor, L: Tensor, problem: Problem) -> dict[str, Tensor]:
     """Return the term by the gradient's size."""
     norms, p, W = problem.norms, problem.p, block.W
-    omega = Upper(norms.norm(W, p, p)) * norms.norm(W, p, torch.inf)
+    omega, row = Upper(torch.full_like(L, torch.inf)), norms.norm(W, p, torch.inf)
     if p == 2:
-        omega = least(omega, norms.hadamard(W))
+        omega = Upper(norms.hadamard(W))
+    # Schur's inequality: where the form above is exact, the product of norms is no less.
+    if p != 2 or norms.may_be_below(W, omega.value / row.clamp(min=TINY)):
+        omega = least(omega, Upper(norms.norm(W, p, p)) * row)
     return {"gradient norm": (omega * size * L * L).bound}
 
 

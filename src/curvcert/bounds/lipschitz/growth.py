@@ -40,15 +40,14 @@ from curvcert.network.rewriting.chain import block_at
 from curvcert.network.rewriting.levels import Level, levels_of
 from curvcert.operators import AbstractLinearMap, NormBounds, Zero
 from curvcert.operators.images import EXPLICIT_SIZE, is_nearly_exact
+from curvcert.operators.lanczos import glimpsed_norm
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
+from curvcert.progress import working_on
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import TINY, Upper, least, norm_upper_bound_of_vectors, total
+from curvcert.rounding import Upper, least, norm_upper_bound_of_vectors, total
 
 NormOf = Callable[[AbstractLinearMap], Tensor]
-
-_GLIMPSE_STEPS = 8
-"""Power-iteration steps of a norm that is only glimpsed, from below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +124,7 @@ class Growth:
         if not (tells and self._look_back):
             return layerwise
         if self._glimpses:
-            quick = outer if last and self._problem.scalars else _glimpsed
+            quick = outer if last and self._problem.scalars else glimpsed_norm
             if not bool((self._sum((value,), quick).value < layerwise).any()):
                 return layerwise
         return torch.minimum(layerwise, self._sum((value,), outer).bound)
@@ -193,6 +192,7 @@ class Growth:
     def _together(self, level: Level) -> Tensor:
         """Bound the pre-activations of a level as one vector, given all levels below it."""
         # Two activations of one value count it twice: what they leave is as long as the value beside itself.
+        working_on(self._nodes[level[0]].name)
         targets = tuple(self._nodes[number].sources[0] for number in level)
         alone = torch.stack([self.of(target) for target in targets])
         if len(targets) == 1:
@@ -252,16 +252,6 @@ class Growth:
 def quick(norms: NormBounds) -> NormBounds:
     """Return norms that take a torus where a Gram matrix would be large."""
     return NormBounds(norms.memory_budget, EXPLICIT_SIZE, norms)
-
-
-def _glimpsed(op: AbstractLinearMap) -> Tensor:
-    """Return the growth of one vector, after steps of power iteration: the 2 -> 2 norm is no less."""
-    v = torch.cos(torch.arange(op.in_size, dtype=op.dtype, device=op.device)).reshape(1, *op.in_shape)
-    for _ in range(_GLIMPSE_STEPS):
-        v = op.adjoint(op.apply(v))
-        v = v / torch.linalg.vector_norm(v).clamp(min=TINY)
-    growth: Tensor = torch.linalg.vector_norm(op.apply(v))
-    return growth
 
 
 def bound_of(found: Growth, problem: Problem, norms: AbstractNorms[R], method: str) -> R:

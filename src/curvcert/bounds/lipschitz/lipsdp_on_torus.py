@@ -27,7 +27,7 @@ from curvcert.operators.base import Shape
 from curvcert.operators.frequencies import Exit, Frequencies, State, Through
 from curvcert.operators.planes import Slopes
 from curvcert.operators.verified import largest_eigenvalue_upper_bound
-from curvcert.rounding import TINY, UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import TINY, UNIT_ROUNDOFF, Upper, gamma, least, lengths
 
 
 @final
@@ -49,9 +49,9 @@ class ImageCongruence:
         weights = self.frequencies.multiplicity()[:, None, None, None, None, None]
         squares = torch.view_as_real(self.S).square().sum(dim=-1) * (weights / self.frequencies.count(self.end))
         total = squares.sum(dim=(0, 1, 2, 3))
-        rounding = gamma(self.S.shape[:4].numel() + 16) * torch.linalg.vector_norm(total, dim=(-2, -1)).amax()
-        bound = largest_eigenvalue_upper_bound((total + total.mT) / 2, inflate(2 * rounding, gamma(total.numel())))
-        return inflate((bound + TINY).sqrt(), 0.0)
+        rounding = lengths(total, -2, -1).amax() * (2 * gamma(self.S.shape[:4].numel() + 16))
+        bound = largest_eigenvalue_upper_bound((total + total.mT) / 2, rounding.bound)
+        return (Upper(bound) + TINY).root().bound
 
     @property
     def matrix(self) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,9 @@ class ImageCongruence:
         # (o, o', i, j, k, l) for the positions (i, k) and (j, l)
         n = channels * height * width
         matrix = spread.permute(0, 2, 4, 1, 3, 5).reshape(n, n)
-        size = torch.linalg.vector_norm(S, dim=(-2, -1)).amax()
-        frequencies = self.S.shape[:4].numel()
-        error = 4 * (frequencies + 32) * UNIT_ROUNDOFF * size * height * width
-        return (matrix + matrix.mT) / 2, inflate(error, gamma(n + 8))
+        size = lengths(torch.view_as_real(S), -3, -2, -1).amax()
+        error = size * (4 * (self.S.shape[:4].numel() + 32) * UNIT_ROUNDOFF * height * width)
+        return (matrix + matrix.mT) / 2, error.bound
 
 
 @final
@@ -89,9 +88,9 @@ class ImageRecursion:
     def congruence(self) -> tuple[Tensor, Tensor]:
         """S of what reads the last image, and a bound on its error in the 2-norm."""
         through = self.behind
-        rounding = gamma(through.length + 8) * through.gram.diagonal().sum()
-        error = through.error * (2 * through.norm + through.error) + rounding
-        return (through.gram + through.gram.mT) / 2, inflate(error, gamma(through.length + 16))
+        rounding = Upper(through.gram.diagonal(), through.length).sum() * gamma(through.length + 8)
+        error = (Upper(2 * through.norm) + through.error) * through.error + rounding
+        return (through.gram + through.gram.mT) / 2, error.bound
 
 
 def image_recursion(images: Images, door: Exit) -> ImageRecursion | None:
@@ -110,12 +109,13 @@ def image_recursion(images: Images, door: Exit) -> ImageRecursion | None:
         z = value.uses[0].source
         ways = [(frequencies.norm(state, start, z), state) for state in _path_maps(start, z, roots, frequencies)]
         norm, state = min(ways, key=lambda found: float(found[0]))
-        largest = inflate(norm * norm, gamma(4))
+        largest = Upper(norm).square().bound
         S, error = frequencies.gram(state, start, z, norm)
         if k in node:
             layers[node[k]] = ImageCongruence(dominating(S, error), frequencies, z, value.shape)
+            # The steepest slope is a sum, and taken twice.
             steepest = abs(slopes.mu) + slopes.rho
-            scales[node[k]] = inflate(torch.minimum(steepest**2 * largest, growth[k].square()), gamma(4))
+            scales[node[k]] = least(Upper(largest, 2) * steepest * steepest, Upper(growth[k]).square()).bound
         own = _root(slopes, S, error, largest, frequencies)
         roots, start = [frequencies.multiple(k, growth[k]), *([] if own is None else [own])], k
     throughs = [frequencies.behind(door, state, start) for state in _path_maps(start, door.source, roots, frequencies)]

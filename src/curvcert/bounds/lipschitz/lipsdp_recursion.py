@@ -132,7 +132,7 @@ def _metrics(problem: Problem) -> list[Metric]:
             continue
         if images is None and large is not None and unit.hidden in large.number and _are_large(large, problem):
             constant = liplt_prefixes(problem, problem.norms)[k + 1]
-            metrics.append(Metric(inflate(constant.square(), gamma(2)), note="too many frequencies"))
+            metrics.append(Metric(Upper(constant).square().bound, note="too many frequencies"))
             continue
         if k == within and images is not None:
             metrics.append(_behind_images(block, k, images.congruence, problem))
@@ -190,9 +190,9 @@ def _behind_images(block: Block, k: int, congruence: tuple[Tensor, Tensor], prob
     S, error = problem.once(f"lipsdp, layer {k}", lambda: congruence)
     largest = largest_eigenvalue_upper_bound(S, error)
     Y = inverse_metric(S, error, largest, alpha, beta) if gains(alpha, beta) else None
-    return Metric(
-        inflate(max(abs(alpha), abs(beta)) ** 2 * largest, gamma(4)), Y, _NOTHING_TO_GAIN if Y is None else ""
-    )
+    steepest = max(abs(alpha), abs(beta))
+    scale = (Upper(largest) * steepest * steepest).bound
+    return Metric(scale, Y, _NOTHING_TO_GAIN if Y is None else "")
 
 
 def _next_metric(block: Block, W: AbstractLinearMap, metric: Metric, k: int, wanted: bool, problem: Problem) -> Metric:

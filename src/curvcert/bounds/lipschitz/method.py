@@ -4,19 +4,26 @@ Shared by Lipschitz and curvature bounds.  The runner does not believe a method:
 `Bound`, in the norms and the scope that were asked for.
 """
 
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 
+from curvcert.activations import power
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.underflow import require_room_for_products
 from curvcert.bounds.types import Ball, Bound, Global
+from curvcert.budget import Budget, OutOfTime
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedModule, meant
 from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode
+from curvcert.progress import at_work
 
 
 class AbstractMethod(ABC):
@@ -50,11 +57,26 @@ def without_constants(network: Network) -> UnsupportedModule:
     """Return the error for a question about all inputs, where an activation, or a product, has no largest slope."""
     nodes = (node for node in network.nodes if isinstance(node, ElementwiseNode))
     node = next(node for node in nodes if not node.activation.is_bounded)
-    what = "a product of values that have no bounds" if node.activation.name == "power(2)" else node.activation.name
+    what = "A product of values without ends" if node.activation.name == "power(2)" else node.activation.name
     return UnsupportedModule(
-        f"{node.name or what}: {what} has no largest slope, so that this network has no constant over all inputs. Ask "
-        "for one over a ball: at=x, radius=r."
+        f"{what} has no largest slope, so that no constant over all inputs is known (at {node.name!r}). Ask for one "
+        "over a ball: at=x, radius=r."
     )
+
+
+_LOG = logging.getLogger(__name__)
+
+_OVER_ALL_INPUTS = (
+    "the network multiplies values, each of which counts with all that it can ever be: a constant over a ball (at=x, "
+    "radius=r) may be smaller by orders of magnitude."
+)
+
+
+def notices(problem: Problem) -> tuple[str, ...]:
+    """Return what to know of a constant before use."""
+    nodes = (node for node in problem.network.nodes if isinstance(node, ElementwiseNode))
+    multiplies = any(node.activation.name == power(2.0).name for node in nodes)
+    return (_OVER_ALL_INPUTS,) if multiplies and not isinstance(problem.scope, Ball) else ()
 
 
 M = TypeVar("M", bound=AbstractMethod)
@@ -83,11 +105,13 @@ def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
     if reason is not None:
         raise InvalidInput(f"The method does not apply: {reason}. Use method='auto' for the best that does.")
     require_room_for_products(problem)
+    started = time.monotonic()
     bound = method.bound(problem)
+    _LOG.debug("%s: %r in %.2f s", method.name, bound, time.monotonic() - started)
     _require_what_was_asked(bound, problem)
     value = bound.value.clamp(min=floor)
     value = problem.over_samples(value) if isinstance(bound.scope, Global) else value
-    return replace(bound, value=value, side=problem.side)
+    return replace(bound, value=value, side=problem.side, notes=notices(problem))
 
 
 def _require_what_was_asked(bound: object, problem: Problem) -> None:
@@ -119,17 +143,40 @@ def applying(methods: Iterable[M], problem: Problem, local: str) -> list[M]:
     return [method for method in methods if method.name == local]
 
 
-def run_all(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Bound]:
-    """Run every method that applies and may be the best."""
+Step = tuple[str, Callable[[], Bound | None]]
+"""The name of a method, and how it is run: None where it cannot be the best."""
+
+
+def steps(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Step]:
+    """Return a step for every method that applies, in the table's order: the cheapest first."""
     applying = [method for method in methods if method.reason_to_skip(problem) is None]
-    return [run(method, problem, floor) for method in applying if method.can_win(problem)]
+    return [(method.name, partial(_run_if_it_can_win, method, problem, floor)) for method in applying]
 
 
-def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Problem) -> Bound:
+def _run_if_it_can_win(method: AbstractMethod, problem: Problem, floor: float) -> Bound | None:
+    return run(method, problem, floor) if method.can_win(problem) else None
+
+
+def within(budget: Budget | None, plan: Sequence[Step]) -> tuple[list[Bound], tuple[str, ...]]:
+    """Run a plan: its first step to the end, each next one while time is left; and say what was left out."""
+    found, cut = list[Bound](), list[str]()
+    for k, (name, work) in enumerate(plan):
+        try:
+            with at_work(name), nullcontext() if budget is None or k == 0 else budget.limits():
+                bound = work()
+                found += [] if bound is None else [bound]
+        except OutOfTime:
+            if budget is None or k == 0:
+                raise  # a budget around this one is spent
+            cut.append(f"{name}: the budget of {budget.seconds:g} s was spent")
+    return found, tuple(cut)
+
+
+def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Problem, cut: Iterable[str] = ()) -> Bound:
     """Return the least of several bounds, sample by sample and pair by pair.
 
     `method` and `methods` name the winners, `per_layer` is that of the most frequent one, and `skipped` says which
-    methods did not apply, and why.
+    methods did not apply, and why, and which were cut short.
     """
     values = torch.stack([bound.value for bound in bounds])
     counts = torch.bincount(values.argmin(dim=0).flatten(), minlength=len(bounds)).tolist()
@@ -144,5 +191,5 @@ def least(bounds: list[Bound], methods: Iterable[AbstractMethod], problem: Probl
         scope=scope,
         method=" / ".join(bound.method for bound in winners),
         methods=tuple(dict.fromkeys(name for bound in winners for name in bound.methods)),
-        skipped=skipped,
+        skipped=(*skipped, *cut),
     )

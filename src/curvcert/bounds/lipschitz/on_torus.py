@@ -29,7 +29,7 @@ from curvcert.operators.images import EXPLICIT_SIZE
 from curvcert.operators.planes import Planes, Slopes, Unplanar, Use, Value
 from curvcert.operators.torus import Link, Torus, tori_of
 from curvcert.propagation.path_maps import PathMaps, rest_slope
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper, total
 
 
 def images_of(nodes: Sequence[AbstractNode]) -> "Images | None":
@@ -153,18 +153,17 @@ class ImageGradients:
         return self._known[start]
 
     def _bounded(self, start: int, size: Callable[[int], Tensor]) -> Tensor:
-        terms = [link.share * self._known[link.reader] for link in self._links[start]]
+        terms = [Upper(self._known[link.reader]) * link.share for link in self._links[start]]
         for key, (target, _) in enumerate(self.exits):
             if (key, start) not in self._behind:
                 continue
             norm, rows = self._behind[key, start]
             if target == len(self.images.nodes) - 1:
-                terms.append(rows if self.scalars else norm)
-            terms += [rest_slope(activation) * norm * size(k) for k, activation in self._bent_by(target)]
+                terms.append(Upper(rows if self.scalars else norm))
+            terms += [Upper(norm) * size(k) * rest_slope(activation) for k, activation in self._bent_by(target)]
         outputs = (_size(self.images.nodes[-1]),) if self.scalars else ()
         none = torch.zeros(outputs, dtype=torch.float64, device=self.exits[0][1].error.device)
-        total = torch.stack(torch.broadcast_tensors(none, *terms))
-        return inflate(total.sum(dim=0), gamma(8 * len(terms) + 8))
+        return total([none, *terms]).bound
 
     def _bent_by(self, target: int) -> list[tuple[int, Activation]]:
         """Return the activations of a value that is no image."""

@@ -12,11 +12,12 @@ from curvcert.bounds.lipschitz.liplt import liplt_bound
 from curvcert.bounds.lipschitz.lipsdp import lipsdp_bound, reason_to_skip_search
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, reason_to_skip_lipsdp
 from curvcert.bounds.lipschitz.local import local_bound
-from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod, applying, chosen, least, run, run_all
+from curvcert.bounds.lipschitz.method import AbstractLipschitzMethod, applying, chosen, least, run, steps, within
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.product import product_bound
 from curvcert.bounds.lipschitz.through_l2 import through_l2
 from curvcert.bounds.types import Anchor, Ball, Bound
+from curvcert.budget import Budget, budget_of
 from curvcert.network import Network
 from curvcert.rounding import TINY
 
@@ -141,6 +142,7 @@ def lipschitz(
     radius: float | Tensor | None = None,
     pair: Pair = None,
     logit: int | None = None,
+    budget: float | Budget | None = None,
 ) -> Bound:
     r"""Bound a network's Lipschitz constant: :math:`\|f(x) - f(y)\|_q \le L \|x - y\|_p`.
 
@@ -156,6 +158,8 @@ def lipschitz(
         pair: (i, j) for the scalar f_i - f_j, or "all" for all of them in the order of
             `itertools.combinations`.
         logit: i for the scalar f_i.
+        budget: seconds.  The cheapest method of "auto" is always run, each next one while time is left; `Bound.skipped`
+            names those that were left out.
 
     >>> import torch
     >>> from torch import nn
@@ -166,21 +170,24 @@ def lipschitz(
     >>> 0 <= float(bound) - float(torch.linalg.vector_norm(weight)) < 1e-9
     True
     """
-    return lipschitz_of(make_problem(network, p, q, at, radius, pair, logit), method)
+    limit = budget_of(budget)
+    return lipschitz_of(make_problem(network, p, q, at, radius, pair, logit), method, budget=limit)
 
 
 def lipschitz_of(
     problem: Problem,
     method: str | AbstractLipschitzMethod = "auto",
     among: Collection[AbstractLipschitzMethod] = tuple(AUTO_METHODS.values()),
+    budget: Budget | None = None,
 ) -> Bound:
     """Answer a question that was made before: norms that it knows from others are not computed again.
 
-    `among` are the methods of which "auto" is the best.
+    `among` are the methods of which "auto" is the best, `budget` cuts their list short.
     """
     among = applying(among, problem, Local.name)
     one = chosen(method, LIPSCHITZ_METHODS, AbstractLipschitzMethod)
     if one is not None:
         return run(one, problem, TINY)
-    bounds = [*run_all(among, problem, TINY), *through_l2(among, problem, TINY, order=1)]
-    return least(bounds, among, problem)
+    plan = [*steps(among, problem, TINY), *through_l2(among, problem, TINY, order=1)]
+    bounds, cut = within(budget, plan)
+    return least(bounds, among, problem, cut)

@@ -6,19 +6,20 @@ for n inputs and m outputs, so a p-ball lies in the 2-ball with its radius times
 takes one input, a second derivative two: each takes the first factor once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from curvcert.bounds.lipschitz.method import AbstractMethod, run_all
+from curvcert.bounds.lipschitz.method import AbstractMethod, Step, steps
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import Ball, Bound, Global
 from curvcert.rounding import UNIT_ROUNDOFF, Upper
 
 
-def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float, order: int) -> list[Bound]:
-    """Run every method that applies in l2, for derivatives of that order; none where l2 is what was asked for."""
+def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float, order: int) -> list[Step]:
+    """Return every method that applies in l2, for derivatives of that order; none where l2 is what was asked for."""
     if problem.p == 2 and (problem.q == 2 or problem.scalars):
         return []
     n, m = torch.Size(problem.network.in_shape).numel(), problem.network.outputs
@@ -26,8 +27,10 @@ def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float
     out = 1.0 if problem.scalars else m ** max(0.0, 1.0 / problem.q - 0.5) * (1 + 16 * UNIT_ROUNDOFF)
     factor, scope = into**order * out * (1 + 4 * UNIT_ROUNDOFF), problem.scope
     wider = Ball(scope.x, (Upper(scope.r) * into).bound) if isinstance(scope, Ball) else scope
-    return [
-        replace(
+
+    def carried(work: Callable[[], Bound | None]) -> Bound | None:
+        bound = work()
+        return bound and replace(
             bound,
             value=(Upper(bound.value) * factor).bound,
             p=problem.p,
@@ -36,5 +39,6 @@ def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float
             method=f"{bound.method} through l2",
             methods=(*bound.methods, "through l2"),
         )
-        for bound in run_all(methods, replace(problem, p=2.0, q=2.0, scope=wider), floor)
-    ]
+
+    in_l2 = steps(methods, replace(problem, p=2.0, q=2.0, scope=wider), floor)
+    return [(f"{name} through l2", partial(carried, work)) for name, work in in_l2]

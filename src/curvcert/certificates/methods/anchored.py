@@ -154,7 +154,7 @@ def _anchored_constants(samples: Samples, todo: Tensor) -> Tensor:
     K, label = torch.full_like(samples.K, torch.inf), samples.points.label
     for one in label[todo].unique().tolist():
         problem, others = _pairs_with(samples.question, one)
-        terms = {a: table[one, others] for a, table in samples.question.constants.terms.items()}
+        terms = {a: table[one, others] for a, table in samples.question.constants.terms().items()}
         for part in (todo & (label == one)).nonzero().flatten().split(_BATCH):
             bound = anchored_curvature_bound(_at_samples(problem, samples, part), terms).value
             K[part[:, None], others] = bound

@@ -24,16 +24,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.methods.balls import Centres, largest_radii
 from curvcert.certificates.methods.method import AbstractStep, Samples
 from curvcert.certificates.radii import decided
 from curvcert.network.evaluation import Evaluation, evaluate_with_error
-from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.propagation.expansion import Expansion
+from curvcert.propagation.expansion_remainders import Ball
+from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 
 _STAGES = 4
 """Expansions along a gradient, at most."""
+
+_NEAR = 1.25
+"""A rival is near where its linear limit is less than so many radii."""
 
 _PROGRESS = 0.15
 """Each proves at least this share of what is left of the way."""
@@ -64,42 +70,58 @@ class Rivals:
 
     def decided(self, radii: Sequence[float]) -> Tensor:
         """Return the largest of the radii, in ascending order, within which each rival is proven to stay below."""
-        found = torch.zeros_like(self.margin)
         radii = [r for r in radii if r < float(self.limits.min())]
-        if not radii:
-            return found
-        largest = Ball(self._expansion, radii[-1])
-        balls = [*(Ball(self._expansion, r, larger=largest) for r in radii[:-1]), largest]
-        proven = torch.zeros(len(self.margin), len(radii), dtype=torch.bool, device=self.margin.device)
-        for last in range(len(radii) - 1, -1, -1):
-            self._prove(proven, balls[: last + 1])
-            if bool(proven[self.others, last].all()):
+        reached: dict[int, float] = {}
+        open_ = sorted(self.others, key=lambda k: float(self.limits[k]))
+        largest: Ball | None = None
+        made: list[_Made] = []
+        for r in reversed(radii):
+            # What forms over larger balls say of this one costs next to nothing.
+            checkpoint()
+            ball = Ball(self._expansion, r, larger=largest)
+            largest = ball if largest is None else largest
+            for form in made:
+                open_ = self._left(open_, form, ball)
+            open_ = self._proven(open_, ball, made)
+            for k in self.others:
+                if k not in open_:
+                    reached.setdefault(k, r)
+            if not open_:
                 break
-        for k, r in enumerate(radii):
-            found = torch.where(proven[:, k], r, found)
-        return found
+        return self.margin.new_tensor([reached.get(k, 0.0) for k in range(len(self.margin))])
 
-    def _prove(self, proven: Tensor, balls: Sequence[Ball]) -> None:
-        """Prove what can be proven by forms over the last of some balls, until a rival is left that has its own."""
-        last = len(balls) - 1
-        open_ = self._open(proven[:, last])
-        if len(open_) > 1:
-            self._note(proven, open_, balls, Form(self._functions, open_, balls[-1]))
-        for rival in self._open(proven[:, last]):
-            form = Form(self._functions, [rival], balls[-1])
-            self._note(proven, [rival], balls, form)
-            if not bool(proven[rival, last]):
-                proven[rival, last] = self._approached(rival, form, balls[-1])
-            if not bool(proven[rival, last]):
-                return
+    def _proven(self, rivals: Sequence[int], ball: Ball, made: list["_Made"]) -> list[int]:
+        """Prove what new forms can over a ball, and return the rivals that are left, the nearest first.
 
-    def _open(self, proven: Tensor) -> list[int]:
-        """Return the rivals that are not proven, the nearest first."""
-        return sorted((k for k in self.others if not bool(proven[k])), key=lambda k: float(self.limits[k]))
+        A rival that is near decides most about the sample, and what a form for all says of it is seldom enough.
+        """
+        left = list(rivals)
+        if left and float(self.limits[left[0]]) < _NEAR * ball.t:
+            if not self._proven_alone(left[0], ball, made):
+                return left
+            left = left[1:]
+        while len(left) > 1:
+            made.append(_Made(tuple(left), Form(self._functions, left, ball)))
+            before, left = len(left), self._left(left, made[-1], ball)
+            if 2 * len(left) > before:
+                break
+        while left and self._proven_alone(left[0], ball, made):
+            left = left[1:]
+        return left
 
-    def _note(self, proven: Tensor, some: Sequence[int], balls: Sequence[Ball], form: Form) -> None:
-        within = form.rises(some, balls) < self.margin[list(some), None]
-        proven[list(some), : len(balls)] |= _over_smaller(within)
+    def _proven_alone(self, rival: int, ball: Ball, made: list["_Made"]) -> bool:
+        """Whether a form for one rival proves a ball, or expansions along its gradient do."""
+        made.append(_Made((rival,), Form(self._functions, [rival], ball)))
+        return not self._left([rival], made[-1], ball) or self._approached(rival, made[-1].form, ball)
+
+    def _left(self, rivals: Sequence[int], made: "_Made", ball: Ball) -> list[int]:
+        """Return the rivals that a form does not prove over a ball."""
+        asked = [k for k in rivals if k in made.rivals]
+        if not asked:
+            return list(rivals)
+        within = (made.form.rises(asked, [ball])[:, 0] < self.margin[asked]).tolist()
+        proven = {k for k, below in zip(asked, within, strict=True) if below}
+        return [k for k in rivals if k not in proven]
 
     def _approached(self, rival: int, form: Form, ball: Ball) -> bool:
         """Whether expansions further and further along a rival's gradient prove all of a ball."""
@@ -149,12 +171,16 @@ class Rivals:
 
     def ball(self, radius: float) -> Ball:
         """Return what is left out over a ball."""
+        checkpoint()
         return Ball(self._expansion, radius)
 
 
-def _over_smaller(within: Tensor) -> Tensor:
-    """Return the same, (rows, balls): what holds over a ball holds over smaller ones."""
-    return within.flip(1).cumsum(dim=1).flip(1) > 0
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A form, and the rivals that it serves."""
+
+    rivals: tuple[int, ...]
+    form: Form
 
 
 def _proven_up_to(form: Form, function: int, ball: Ball, v: Tensor, at: float, t: float, margin: Tensor) -> float:

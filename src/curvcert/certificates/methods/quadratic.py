@@ -17,7 +17,7 @@ from torch import Tensor
 from curvcert.activations.base import no_curvature
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.certificates.constants import Tables
-from curvcert.certificates.methods.balls import Centres, decided_radii, largest_radii, parts_of
+from curvcert.certificates.methods.balls import PRECISION, Centres, Rises, decided_radii, largest_radii, parts_of
 from curvcert.certificates.methods.forms import ByForms
 from curvcert.certificates.methods.linear import require_small, shared_facts
 from curvcert.certificates.methods.method import (
@@ -33,6 +33,7 @@ from curvcert.network import Network
 from curvcert.network.nodes import ElementwiseNode, MaxPoolNode
 from curvcert.propagation.analysis import covector_numbers
 from curvcert.propagation.coordinates import Coordinates, coordinates
+from curvcert.propagation.optimised import Optimised
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.propagation.taylor import TaylorModels
 
@@ -47,6 +48,12 @@ MOST_GAIN = 2.5
 
 _ROUGH = 0.1
 """How near linear relaxation's radius needs to be known."""
+
+_NEARLY = 1.15
+"""Where models use up less than so much of a margin, numbers of its own may prove it."""
+
+_BEYOND, _BEFORE = (1.06, 1.03), 2.0**-5
+"""How far beyond what is proven such numbers are looked for, in turn; and how near that is known until the last."""
 
 _ROUNDS, _FURTHER = 5, 1.3
 """How often models are made for one search at most, and how much further out each time."""
@@ -138,6 +145,11 @@ class _ByModels(AbstractStep):
             if len(hope):
                 part = centres.part(index[hope])
                 rise[hope] = _models(part, radius[hope], part.margin).rise(radius[hope])
+            share = centres.used_up(rise, index).amax(dim=1)
+            nearly = ((share >= 1) & (share < _NEARLY)).nonzero().flatten()
+            if len(nearly) and Optimised.apply_to(self.facts.network, self.facts.p):
+                part, r = centres.part(index[nearly]), radius[nearly]
+                rise[nearly] = Optimised(_models(part, r, part.margin), r, part.margin).rise(r)
             return rise
 
         return decided_radii(centres, question.epsilons, rises)
@@ -174,12 +186,8 @@ def _largest(centres: Centres) -> Tensor:
     for _ in range(_ROUNDS):
         part, near = centres.part(open_), radius[open_]
         models = _models(part, near)
-
-        def rises(index: Tensor, r: Tensor, models: TaylorModels = models, near: Tensor = near) -> Tensor:
-            return models.rise(near.index_put((index,), r))[index]
-
         part = replace(part, farthest=torch.minimum(part.farthest, models.most))
-        found[open_] = torch.maximum(found[open_], largest_radii(part, rises))
+        found[open_] = torch.maximum(found[open_], _with_own_numbers(part, models, _rises(models, near)))
         reached = (found[open_].amin(dim=1) >= models.most) & (models.most < centres.farthest[open_])
         open_ = open_[reached]
         if len(open_) == 0:
@@ -187,6 +195,27 @@ def _largest(centres: Centres) -> Tensor:
         radius[open_] = _FURTHER * models.most[reached]
         centres = replace(centres, guess=centres.guess.index_put((open_,), radius[open_]))
     return found
+
+
+def _with_own_numbers(centres: Centres, models: TaylorModels, rises: Rises) -> Tensor:
+    """Search with models, and then with numbers of their own for what is used up first."""
+    if not Optimised.apply_to(centres.facts.network, centres.facts.p):
+        return largest_radii(centres, rises)
+    found, optimised = largest_radii(centres, rises, _BEFORE), None
+    for beyond in _BEYOND:
+        near = found.amin(dim=1)
+        near = torch.where(near > 0, near, centres.guess)
+        optimised = Optimised(models, torch.minimum(beyond * near, models.most), centres.margin, optimised)
+        closer = replace(centres, known=torch.zeros_like(near), guess=near)
+        found = torch.maximum(
+            found, largest_radii(closer, _rises(optimised, near), PRECISION if beyond == _BEYOND[-1] else _BEFORE)
+        )
+    return found
+
+
+def _rises(models: TaylorModels | Optimised, near: Tensor) -> Rises:
+    """Return what models say of some samples, whose radii take the place of those that they were asked at."""
+    return lambda index, radius: models.rise(near.index_put((index,), radius))[index]
 
 
 def _models(centres: Centres, radius: Tensor, enough: Tensor | None = None) -> TaylorModels:

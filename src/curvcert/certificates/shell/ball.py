@@ -23,14 +23,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.shell.centre import AtAffine, AtBent, AtCentre, Jacobian
 from curvcert.certificates.shell.layers import Layer
 from curvcert.certificates.shell.norms import stepped, vector_norms
 from curvcert.operators import AbstractLinearMap
-from curvcert.operators.magnitudes import magnitude, rounding_length
+from curvcert.operators.magnitudes import absolute_image, magnitude
 from curvcert.propagation.relaxation import Reach
 from curvcert.propagation.slopes import Slopes, curvatures_within, slopes_within, stacked_size
-from curvcert.rounding import gamma, inflate
 
 
 @final
@@ -123,6 +123,7 @@ def _stacked(fronts: list[_State], p: float) -> _State:
 
 
 def _bent_step(at: AtBent, fronts: list[_State], t: Tensor, last: bool) -> tuple[BentBall, _State]:
+    checkpoint()
     layer, front, J, activation = at.layer, _stacked(fronts, at.layer.p), at.jacobian, at.block.activation
     moved = _moved(at, fronts, front, t)
     z = Reach(at.z, moved.d, moved.d)
@@ -254,4 +255,4 @@ def _farthest(slopes: Slopes, at: Slopes) -> Tensor:
 
 def _image(A: AbstractLinearMap, x: Tensor) -> Tensor:
     """Bound A x for A, x >= 0; both flat."""
-    return stepped(inflate(A.apply(x.reshape(len(x), *A.in_shape)).flatten(1), gamma(rounding_length(A) + 4)))
+    return stepped(absolute_image(A, x.reshape(len(x), *A.in_shape)).flatten(1).bound)

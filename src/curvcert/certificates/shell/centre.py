@@ -28,6 +28,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from curvcert.budget import checkpoint
 from curvcert.certificates.shell.layers import Layer, Layers, Root
 from curvcert.certificates.shell.norms import FLOOR, STEP, congruent_eigenvalues, frobenius_norms, spectral_norms
 from curvcert.errors import UnsupportedModule
@@ -39,7 +40,7 @@ from curvcert.operators.magnitudes import rounding_length
 from curvcert.propagation.analysis import AtPoints
 from curvcert.propagation.covectors import Covectors, activation_gradients
 from curvcert.propagation.slopes import Slopes
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, least, lengths
 
 _LEAST = 2.0**-400
 """Gradients count as at least this large."""
@@ -76,10 +77,9 @@ class Jacobian:
 
     def weighted(self, w: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(w)^{1/2} J\|_2` for weights w >= 0 of shape (batch, k, n): (batch, k)."""
-        peak = inflate(w.amax(dim=2).sqrt(), 0.0)
-        root = self.scale[:, None] * congruent_eigenvalues(self.gram, w, self.rows).sqrt()
-        root = root + peak * self.error[:, None]
-        return inflate(torch.minimum(root, peak * self.norm[:, None]), STEP)
+        peak, root = Upper(w.amax(dim=2)).root(), Upper(congruent_eigenvalues(self.gram, w, self.rows)).root()
+        root = root * self.scale[:, None] + peak * self.error[:, None]
+        return least(root, peak * self.norm[:, None]).bound
 
     def sharpened(self, bound: Tensor, w: Tensor) -> Tensor:
         """Return the lesser of a bound on the same, for one weight per sample, and that by the matrix with its signs.
@@ -214,7 +214,7 @@ def _sizes(layer: Layer, block: Block, behind: Covectors) -> Tensor:
     """Bound |G' g|, entry by entry."""
     size, drift = activation_gradients(block, behind, layer.p, layer.norms)
     # Squares of what is larger than that do not underflow.
-    return inflate(size.flatten(2) + drift[:, :, None], gamma(16)).clamp(min=_LEAST)
+    return (Upper(size.flatten(2)) + drift[:, :, None]).bound.clamp(min=_LEAST)
 
 
 def _sloped_norms(layer: Layer, slopes: Slopes) -> Tensor:
@@ -224,8 +224,8 @@ def _sloped_norms(layer: Layer, slopes: Slopes) -> Tensor:
         return cheap
     matrix, error = factor
     # Each entry of the product rounds once: gamma_n covers it in the Frobenius norm.
-    exact = inflate(spectral_norms(slopes.steepest[:, :, None] * matrix), gamma(len(matrix) + 8))
-    return torch.minimum(cheap, inflate(exact + slopes.steepest.amax(dim=1) * error, 0.0) + FLOOR)
+    exact = Upper(spectral_norms(slopes.steepest[:, :, None] * matrix), len(matrix))
+    return torch.minimum(cheap, (Upper(slopes.steepest.amax(dim=1)) * error + exact + FLOOR).bound)
 
 
 def _growth(layer: Layer, unit: ActivatedUnit, slopes: Slopes, sloped: Tensor, formed: bool) -> Tensor:
@@ -257,6 +257,7 @@ class _Product:
         return _Product(x.new_ones(len(x)), x.new_zeros(len(x)), x.new_ones(()))
 
     def through(self, layer: Layer, slopes: Slopes, steepness: Tensor) -> "_Product":
+        checkpoint()
         low, high = slopes.lower.amin(dim=1), slopes.upper.amax(dim=1)
         middle = (low + high) / 2
         half = torch.maximum(high - middle, middle - low)
@@ -326,8 +327,7 @@ class _Push:
 
     def rows(self) -> Tensor:
         """Bound the norms of the rows, one per neuron."""
-        size = torch.linalg.vector_norm(self.X.flatten(2), dim=1)
-        return inflate(size + self.error[..., None], gamma(self.X.shape[1] + 8)) + FLOOR
+        return (lengths(self.X.flatten(2), 1) + self.error[..., None] + FLOOR).bound
 
     def gram(self, rows: Tensor) -> Tensor:
         """Bound the absolute values of the inner products of the computed rows."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from curvcert.certificates.shell.ball import BentBall, OverBall
 from curvcert.certificates.shell.norms import paired_norms, stepped
 from curvcert.norms import conjugate
-from curvcert.rounding import inflate
+from curvcert.rounding import Upper
 
 Both = tuple[Tensor, Tensor]
 """A saturated bound and a linear one."""
@@ -72,7 +72,7 @@ def _effects(part: BentBall, t: Tensor) -> tuple[Both, Both | None]:
     u, p = at.sizes, at.layer.p
     changes = torch.stack([part.saturated, part.linear], dim=2)
     if beside is None:
-        peak = inflate((u * part.curvatures[:, None]).amax(dim=2), 0.0)
+        peak = (Upper(u) * part.curvatures[:, None]).amax(2).bound
         v = paired_norms(at.powers, changes, conjugate(p))
         if p <= 2:
             # ||h o dz||_{p*} <= max h ||dz||_{p*} <= max h ||dz||_p.
@@ -82,7 +82,7 @@ def _effects(part: BentBall, t: Tensor) -> tuple[Both, Both | None]:
             return effects, None
         return effects, (stepped(at.steepness * effects[0]), stepped(at.steepness * effects[1]))
     J, norm, t = beside.J, beside.J.norm[:, None], t[:, None]
-    h = inflate(u * part.curvatures[:, None], 0.0)
+    h = (Upper(u) * part.curvatures[:, None]).bound
     peak, pairs = h.amax(dim=2), h.shape[1]
     sizes = paired_norms(at.powers, changes, 2)
     # ||diag(h) J|| and ||diag(h)^(1/2) J||, whose square is ||J' diag(h) J||.

@@ -35,7 +35,7 @@ from curvcert.operators.magnitudes import (
 from curvcert.operators.rows import basis_vectors
 from curvcert.operators.verified import dominating_factor, spectral_norm_of_matrix_upper_bound
 from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import Upper, gamma, inflate, least, norm_upper_bound_of_vectors
 
 JACOBIAN_ELEMENTS = 2**20
 """Largest Jacobian of a layer, in numbers, that is formed for each sample."""
@@ -121,25 +121,25 @@ class Layer:
         if self.factor is None:
             return None
         B, error = self.norms.gram(self.smooth.W)
-        return inflate(B.abs() + error, 0.0)[None]
+        return (Upper(B.abs()) + error).bound[None]
 
     def weighted_by_gram(self, s: Tensor) -> Tensor:
         r"""Bound :math:`\|\mathrm{diag}(s) W\|` for each s >= 0, (batch, n): by the largest, and by |W W'|."""
-        largest = inflate(s.amax(dim=1) * self.W, 0.0)
+        largest = Upper(s.amax(dim=1)) * self.W
         if self.gram is None:
-            return largest
-        eigenvalues = congruent_eigenvalues(self.gram, inflate(s.square(), 0.0)[:, None], self.rows[None])
-        return torch.minimum(largest, inflate(eigenvalues.sqrt(), 0.0)[:, 0])
+            return largest.bound
+        eigenvalues = congruent_eigenvalues(self.gram, Upper(s).square().bound[:, None], self.rows[None])
+        return least(largest, Upper(eigenvalues).root()[:, 0]).bound
 
     def weighted(self, s: Tensor) -> Tensor:
         r"""Bound the same by the largest, and by the sums along rows and columns."""
         W = self.smooth.W
-        largest = inflate(s.amax(dim=1) * self.W, 0.0)
-        by_rows = inflate((s * self._row_sums).amax(dim=1), 0.0)
+        largest = (Upper(s.amax(dim=1)) * self.W).bound
+        by_rows = (Upper(s) * self._row_sums).amax(1).bound
         if math.isinf(self.p):
             return torch.minimum(largest, by_rows)
-        shaped = s.reshape(len(s), *W.out_shape)
-        by_columns = inflate(self._magnitude.adjoint(shaped).flatten(1).amax(dim=1), gamma(rounding_length(W) + 4))
+        shaped = self._magnitude.adjoint(s.reshape(len(s), *W.out_shape))
+        by_columns = Upper(shaped.flatten(1).amax(dim=1), rounding_length(W) + 1).bound
         if self.p == 1:
             return torch.minimum(largest, by_columns)
         return torch.minimum(largest, interpolated(by_columns, by_rows, self.p))
@@ -230,7 +230,7 @@ class Layers:
             return layer.W
         given = {0: torch.ones_like(layer.W)} | {each.unit.output: each.reach for each in self.layers}
         read = [given[source] for source in layer.unit.sources]
-        return inflate(layer.W * stacked_size(read, self.problem.p), gamma(4))
+        return (Upper(stacked_size(read, self.problem.p)) * layer.W).bound
 
     @property
     def columns(self) -> int:

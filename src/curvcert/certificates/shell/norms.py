@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from curvcert.operators.gram import gram_norm_upper_bound
-from curvcert.rounding import TINY, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.operators.verified import spectral_norms_of_matrices_upper_bound
+from curvcert.rounding import TINY, Upper, gamma, inflate, least, lengths, norm_upper_bound_of_vectors
 
 FLOOR = 2.0**-500
 """Added where squares may have underflowed: far below anything that counts."""
@@ -18,6 +19,9 @@ STEP = gamma(2**10)
 
 _SQUARINGS = 5
 """Gram iterations: a spectral norm is overestimated by at most rank^(1/64), 7% at rank 100 with all values alike."""
+
+_SMALL = 64
+"""Up to this size a Gram iteration takes no longer than a factorisation, whose guesses take many small steps."""
 
 _POWER_STEPS = 2
 
@@ -32,12 +36,14 @@ def stepped(x: Tensor) -> Tensor:
 
 
 def spectral_norms(matrices: Tensor) -> Tensor:
-    r"""Bound the spectral norm of each matrix of a batch, by Gram iteration.
+    r"""Bound the spectral norm of each matrix of a batch: by Gram iteration, or on a processor by a factorisation.
 
     >>> W = torch.diag(torch.tensor([3.0, -4.0], dtype=torch.float64))
     >>> 4.0 <= float(spectral_norms(W[None])[0]) < 4.001
     True
     """
+    if matrices.device.type == "cpu" and min(matrices.shape[1:]) > _SMALL:
+        return spectral_norms_of_matrices_upper_bound(matrices)
     return gram_norm_upper_bound(matrices, _SQUARINGS)
 
 
@@ -53,12 +59,12 @@ def congruent_eigenvalues(M: Tensor, weights: Tensor, start: Tensor) -> Tensor:
     3.0
     """
     v = start[:, None].clamp(min=FLOOR)
-    bound = torch.full_like(weights[:, :, 0], torch.inf)
+    bound = Upper(torch.full_like(weights[:, :, 0], torch.inf))
     for _ in range(_POWER_STEPS):
-        image = (weights * v) @ M
-        bound = torch.minimum(bound, (image / v).amax(dim=2))
-        v = (image / image.amax(dim=2, keepdim=True).clamp(min=FLOOR)).clamp(min=2.0**-200)
-    return inflate(bound, gamma(M.shape[1] + 16)) + FLOOR
+        image = Upper(weights) * v @ M
+        bound = least(bound, (image / v).amax(2))
+        v = (image.value / image.value.amax(dim=2, keepdim=True).clamp(min=FLOOR)).clamp(min=2.0**-200)
+    return (bound + FLOOR).bound
 
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
@@ -67,8 +73,7 @@ def frobenius_norms(matrices: Tensor) -> Tensor:
     >>> 5.0 <= float(frobenius_norms(torch.tensor([[[3.0, 4.0]]], dtype=torch.float64))[0]) < 5.000001
     True
     """
-    size = torch.linalg.vector_norm(matrices, dim=(1, 2))
-    return inflate(size, gamma(matrices[0].numel() + 8)) + FLOOR
+    return (lengths(matrices, 1, 2) + FLOOR).bound
 
 
 def vector_norms(x: Tensor, p: float) -> Tensor:
@@ -78,7 +83,7 @@ def vector_norms(x: Tensor, p: float) -> Tensor:
     True
     """
     if p == 2:
-        return inflate(torch.linalg.vector_norm(x, dim=1), gamma(x.shape[1] + 8)) + FLOOR
+        return (lengths(x, 1) + FLOOR).bound
     return norm_upper_bound_of_vectors(x, p, 1)
 
 
@@ -92,10 +97,9 @@ def paired_norms(u: Tensor, weights: Tensor, q: float) -> Tensor:
     >>> [round(float(norm), 9) for norm in norms]
     [7.0, 5.0, 4.0]
     """
-    n = u.shape[2]
     if q == 2:
-        return inflate((u @ weights.square()).sqrt(), gamma(n + 16)) + FLOOR
+        return ((Upper(u, 1) @ Upper(weights).square()).root() + FLOOR).bound
     if q == 1:
-        return inflate(u @ weights, gamma(n + 8))
-    columns = [norm_upper_bound_of_vectors(inflate(u * w[:, None], 0.0), q, 2) for w in weights.unbind(dim=2)]
+        return (Upper(u) @ weights).bound
+    columns = [norm_upper_bound_of_vectors((Upper(u) * w[:, None]).bound, q, 2) for w in weights.unbind(dim=2)]
     return torch.stack(columns, dim=2)

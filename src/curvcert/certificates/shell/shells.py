@@ -18,7 +18,7 @@ from curvcert.certificates.shell.integral import Pairs, Spent, integrate_shell
 from curvcert.certificates.shell.layers import Layers
 from curvcert.memory import spare_elements
 from curvcert.propagation.analysis import AtPoints
-from curvcert.rounding import gamma, inflate
+from curvcert.rounding import Upper, gamma
 
 SHELLS = (8, 16)
 """Shells of the first grid, which finds where the first pair stops, and of the second, which ends there."""
@@ -79,7 +79,7 @@ def shell_radii(layers: Layers, query: Query) -> Tensor:
 def gradient_growth(layers: Layers, centres: list[AtCentre], t: Tensor) -> Tensor:
     r"""Bound :math:`\kappa` with :math:`|\nabla F(x') - \nabla F(x)| \le \kappa |x' - x|` within t of x, (batch,)."""
     change = gradient_change(over_balls(centres, t, math.prod(layers.network.in_shape)), t, 1)
-    return inflate(change.linear[:, 0] / t, 0.0)
+    return (Upper(change.linear[:, 0]) / t).bound
 
 
 def numbers_of_sample(layers: Layers) -> int:

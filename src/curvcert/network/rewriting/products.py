@@ -27,9 +27,9 @@ from curvcert.network.nodes import AbstractNode, AffineNode, ElementwiseNode, Ma
 from curvcert.network.rewriting.fusion import fused
 from curvcert.network.sweeps import AbstractForward
 from curvcert.operators import AbstractLinearMap, Diagonal, Identity, Segment, scale
-from curvcert.operators.magnitudes import image_error, magnitude, rounding_length
+from curvcert.operators.magnitudes import absolute_image, image_error, magnitude
 from curvcert.operators.segments import on_top_of_each_other
-from curvcert.rounding import gamma, inflate, next_down, next_up
+from curvcert.rounding import Upper, gamma, next_down, next_up
 
 _SQUARE = power(2.0)
 _MOST_BITS = 10
@@ -170,14 +170,14 @@ class _Everywhere(AbstractForward[Reached]):
 
 def _image(A: AbstractLinearMap, low: Tensor, high: Tensor) -> Reached:
     """Enclose the image of an interval, whose ends may be infinite, by its middle and half-width."""
-    size, down, up = magnitude(A), low == -torch.inf, high == torch.inf
+    down, up = low == -torch.inf, high == torch.inf
     # Where one end is infinite, and counts for nothing in an entry of the image, the other stands for both.
     left = torch.where(~down, low, torch.where(~up, high, 0.0))
     right = torch.where(~up, high, left)
     centre, half = (left + right) / 2, (right - left).clamp(min=0.0) / 2
-    half = inflate(half, gamma(4)) + gamma(4) * centre.abs()
+    half = (Upper(half, 2) + gamma(4) * centre.abs()).bound
     middle = A.apply(centre)
-    width = inflate(size.apply(half), gamma(rounding_length(A) + 2)) + image_error(A, centre)
+    width = (absolute_image(A, half) + image_error(A, centre)).bound
     falls, rises = _endless(A, down, up)
     return (
         torch.where(falls, -torch.inf, next_down(middle - width)),
