@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGING := pyproject.toml constraints.txt
 DEV_EXTRAS := attack,check,data,dev,docs,onnx,tensorboard
+PROSE := $(wildcard *.md) benchmarks docs examples notebooks scripts src
 CONSTRAINTS_VENV := build/constraints-venv
 WHEEL_VENV := build/wheel-venv
 # Each worker takes neighbouring tests, which share what a module or a cache holds.
@@ -31,6 +32,8 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell $(PROSE) tests
+	$(BIN)/python scripts/prose.py $(PROSE)
 
 pytest: $(VENV)/.dev-installed
 	$(PYTEST) --durations 20 --durations-min 2
@@ -65,6 +68,7 @@ figures: $(VENV)/.dev-installed
 	$(BIN)/python -m benchmarks.curvature_tightness --plots
 	$(BIN)/python -m benchmarks.certificate_pictures
 	$(BIN)/python -m benchmarks.radii_pictures
+	$(BIN)/python -m benchmarks.laptop --plot
 	$(BIN)/python -m benchmarks.shell --plots
 	$(BIN)/python -m benchmarks.concept_pictures
 	$(BIN)/python -m benchmarks figures

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import peers_page, performance_page
+from benchmarks import gallery, peers_page, performance_page
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.reproduce import EXPERIMENTS, results_page
 from benchmarks.reproduce.command import reproduce_command
@@ -25,6 +25,7 @@ FIGURES = ROOT / "docs" / "images" / "results"
 PAGES = {
     ROOT / "docs" / "results.md": results_page.results_page,
     performance_page.PAGE: performance_page.performance_page,
+    gallery.PAGE: gallery.gallery_page,
     peers_page.COMPARE: peers_page.compare_page,
     peers_page.RELAXATIONS: peers_page.relaxations_page,
 }

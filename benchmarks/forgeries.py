@@ -47,6 +47,9 @@ _OPERATORS = (
     "Split", "Gather", "Transpose", "Pad", "Expand", "ConstantOfShape", "Tile", "Resize", "Range", "NonZero", "Loop",
     "If", "Scan", "Einsum", "Softmax", "MaxPool", "AveragePool", "ReduceMean", "Shape", "Cast", "Unsqueeze", "Squeeze",
     "BatchNormalization", "Dropout", "Clip", "Pow", "Sqrt", "Constant", "Identity", "GlobalAveragePool", "RandomNormal",
+    "LSTM", "GRU", "RNN", "LayerNormalization", "InstanceNormalization", "LogSoftmax", "ReduceSum", "ReduceMax",
+    "CumSum", "Where", "Greater", "GatherElements", "Trilu", "ConvTranspose", "Upsample", "DepthToSpace", "LRN", "Max",
+    "Mean", "Scaler", "ZipMap", "ReduceProd", "Size", "Equal",
 )  # fmt: skip
 
 

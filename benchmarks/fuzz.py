@@ -113,6 +113,9 @@ def specimens(folder: Path) -> dict[str, Specimen]:
     saved, network = folder / "certificate.safetensors", save_network(net, folder / "network.safetensors")
     certificate.save(saved)
     arrays, labels = x.numpy(), certificate.label.numpy()
+    one = trace(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).eval(), torch.zeros(1, 4))
+    decided, score = folder / "decided.safetensors", save_network(one.with_threshold(0.1), folder / "score.safetensors")
+    certify(one, x, threshold=0.1, method="unrolled").save(decided)
     data = folder / "data.npz"
     np.savez(data, x=arrays, y=labels)
     plan = Plan("0", network_digest(net), digest_of(x), digest_of(certificate.label), 3, 3, _OPTIONS)
@@ -132,6 +135,8 @@ def specimens(folder: Path) -> dict[str, Specimen]:
     shown = save_counterexample(example, folder / "example.safetensors")
     exported = folder / "net.onnx"
     exported.write_bytes(_exported())
+    of_tokens = folder / "tokens.onnx"
+    of_tokens.write_bytes(_of_tokens())
 
     def in_parts(_: Path) -> object:
         return parts.opened() and parts.load(slice(0, 3))
@@ -151,12 +156,17 @@ def specimens(folder: Path) -> dict[str, Specimen]:
         "recipe": Specimen(written, forgeries.recipe, load_recipe),
         "data": Specimen(data, forgeries.archive, lambda file: load_inputs(str(file))),
         "ONNX": Specimen(exported, forgeries.graph, load_onnx),
+        "ONNX of tokens": Specimen(of_tokens, forgeries.graph, load_onnx),
+        "certificate of one output": Specimen(
+            decided, forgeries.sealed, lambda file: _checked(file, score, arrays, None)
+        ),
     }
 
 
 KINDS = [
     "certificate", "network", "network, read by the library", "counterexample", "part of a certification", "search",
-    "plan", "model", "weights", "checkpoint", "shard", "recipe", "data", "ONNX",
+    "plan", "model", "weights", "checkpoint", "shard", "recipe", "data", "ONNX", "ONNX of tokens",
+    "certificate of one output",
 ]  # fmt: skip
 _OPTIONS: dict[str, Any] = {"p": 2.0, "method": "unrolled", "eps": None, "box": (0.0, 1.0), "search": {"seed": 0}}
 _RECIPE = """data = "digits"
@@ -188,6 +198,39 @@ def _with_weights(file: Path) -> ModelChoice:
 def _save_weights(path: Path) -> None:
     arrays = {name: value.numpy() for name, value in small().state_dict().items()}
     path.write_bytes(safetensors_content({}, arrays))
+
+
+def _of_tokens() -> bytes:
+    """Return an ONNX file with a fixed batch, a GRU, a normalisation, attention by hand, and heads beside the batch."""
+    draw = np.random.default_rng(0)
+    constants = {
+        "W": draw.standard_normal((1, 12, 3)), "R": draw.standard_normal((1, 12, 4)),
+        "B": draw.standard_normal((1, 24)),
+        "s": draw.standard_normal(4), "V": draw.standard_normal((12, 2)),
+    }  # fmt: skip
+    whole = {"gone": [1], "heads": [-1, 2, 2], "back": [1, -1]}
+    tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()]
+    tensors += [numpy_helper.from_array(np.array(value), name) for name, value in whole.items()]
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], name="turn", perm=[1, 0, 2]),
+        helper.make_node("GRU", ["t", "W", "R", "B"], ["g"], name="gru", hidden_size=4, linear_before_reset=1),
+        helper.make_node("Squeeze", ["g", "gone"], ["h"], name="squeeze"),
+        helper.make_node("LayerNormalization", ["h", "s"], ["l"], name="norm"),
+        helper.make_node("Reshape", ["l", "heads"], ["q"], name="heads"),
+        helper.make_node("Transpose", ["q"], ["u"], name="by_heads", perm=[1, 0, 2]),
+        helper.make_node("Transpose", ["u"], ["v"], name="keys", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["u", "v"], ["a"], name="scores"),
+        helper.make_node("Softmax", ["a"], ["p"], name="softmax", axis=-1),
+        helper.make_node("MatMul", ["p", "u"], ["o"], name="mix"),
+        helper.make_node("Reshape", ["o", "back"], ["f"], name="back"),
+        helper.make_node("MatMul", ["f", "V"], ["y"], name="last"),
+    ]
+    source = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 3])
+    target = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "net", [source], [target], tensors)
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    )
 
 
 def _exported() -> bytes:

@@ -34,7 +34,9 @@ from curvcert.data import LabelledImages, load
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import INPUT_SHAPES
 from curvcert.nn.ensemble import with_mirror_image
-from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.propagation.expansion import Expansion
+from curvcert.propagation.expansion_remainders import Ball
+from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.results import Record
 from curvcert.training.kept import read_digests
 from curvcert.training.model_file import load_trained

@@ -7,8 +7,9 @@ Trials: networks with random weights (the embedded ones as they are) and random 
 `--limit` seconds stays open.
 
     python -m benchmarks.laptop [--networks NAME ...] [--limit 200]
+    python -m benchmarks.laptop --plot
 
-Networks that are not named keep their figures.
+Networks that are not named keep their figures; `before` are the ratios of the first record.
 """
 
 import argparse
@@ -22,18 +23,23 @@ from functools import partial
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.harness import read_record, write_record
+from benchmarks.drawing import BLUE, GREY, ORANGE, grid, legend_below
+from benchmarks.harness import ROOT, figures_of, read_record, write_record
 from benchmarks.networks import peak_gib, six_c_two_f, six_f
 from curvcert.certificates import certifier
 from curvcert.data import load_demo_network, load_mnist_network
 from curvcert.network import trace
+from curvcert.picture_files import write_figure
 
 NAME, JACOBIANS, MEASURED, SAMPLES = "laptop", 1000, 128, 5
 STAGES = ("jacobians", "constants", "five samples")
+MUSTS = {"constants": 1.0, "five samples": 3.0}
+"""What each stage may take, in units of 1,000 ten-row Jacobians."""
 
 
 class Joined(nn.Module):
@@ -108,11 +114,11 @@ def convmixer() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(32, 10))
 
 
-COLOUR, GREY = (3, 32, 32), (1, 28, 28)
+COLOUR, DIGIT = (3, 32, 32), (1, 28, 28)
 NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "digits-embedded": (load_demo_network, (1, 8, 8)),
-    "mnist-embedded": (load_mnist_network, GREY),
-    "LeNet-5": (lenet, GREY),
+    "mnist-embedded": (load_mnist_network, DIGIT),
+    "LeNet-5": (lenet, DIGIT),
     "6F": (six_f, COLOUR),
     "ConvMixer": (convmixer, COLOUR),
     "MobileNet": (mobilenet, COLOUR),
@@ -165,20 +171,44 @@ def measured(name: str, limit: int) -> dict[str, Any]:
     return {"seconds": seconds, "ratios": ratios, "peak_gib": told[-1]["peak_gib"], "limit_s": limit}
 
 
+def picture() -> Figure:
+    """Return bars of what is recorded, in units of 1,000 ten-row Jacobians, beside what is aimed at."""
+    networks = figures_of(NAME)["networks"]
+    figure, axes = grid(1, len(MUSTS), (9, 1.3 + 0.42 * len(networks)), sharey=True)
+    for axis, (stage, must) in zip(axes[0], MUSTS.items(), strict=True):
+        for shift, (colour, label) in ((-0.2, (GREY, "before")), (0.2, (BLUE, "now"))):
+            found = [each["ratios"] if label == "now" else each.get("before", {}) for each in networks.values()]
+            known = [(row + shift, one[stage]) for row, one in enumerate(found) if one.get(stage) is not None]
+            axis.barh([row for row, _ in known], [ratio for _, ratio in known], 0.36, color=colour, label=label)
+        axis.axvline(must, color=ORANGE, linestyle="--", label="must")
+        axis.set(title=stage, xscale="log", xlabel="times 1,000 ten-row Jacobians")
+        axis.grid(axis="x", alpha=0.25)
+    axes[0][0].set_yticks(range(len(networks)), list(networks))
+    axes[0][0].invert_yaxis()
+    legend_below(figure, axes[0])
+    return figure
+
+
 def main() -> None:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, metavar="NAME", help="default: all of them")
     parser.add_argument("--limit", type=int, default=200, help="seconds of processor time for each")
     parser.add_argument("--measure", choices=NETWORKS, metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--plot", action="store_true", help="draw what is recorded, and measure nothing")
     options = parser.parse_args()
+    if options.plot:
+        write_figure(picture(), ROOT / "docs" / "images" / "laptop.svg")
+        return
     if options.measure:
         measure(options.measure)
         return
     before, console = read_record(NAME), Console(soft_wrap=True)
     figures = dict(before.figures["networks"]) if before else {}
     for name in options.networks or NETWORKS:
-        figures[name] = measured(name, options.limit)
+        known = figures.get(name)
+        before_that = {} if known is None else {"before": known.get("before", known["ratios"])}
+        figures[name] = measured(name, options.limit) | before_that
         console.print(f"{name}: {figures[name]['ratios']}, {figures[name]['peak_gib']} GiB", highlight=False)
         config = {"samples": SAMPLES, "jacobians": JACOBIANS, "threads": 1}
         kept = {name: figures[name] for name in NETWORKS if name in figures}

@@ -61,6 +61,22 @@ def shared_table() -> str:
     return table(("network", "trained by", "seed", "seconds for 10,000 images"), lines)
 
 
+def laptop_table() -> str:
+    """Return what constants and five samples take beside 1,000 ten-row Jacobians, before and now."""
+    lines: list[list[str]] = []
+    for name, found in figures_of("laptop")["networks"].items():
+        both = (found.get("before", {}), found["ratios"])
+        told = [(one, stage) for stage in ("constants", "five samples") for one in both]
+        shown = [_times(one[stage]) if stage in one else "" for one, stage in told]
+        lines.append([name, f"{found['seconds']['jacobians']:.1f} s", *shown, f"{found['peak_gib']:.1f} GiB"])
+    heads = ("constants before", "now", "five samples before", "now ", "memory")
+    return table(("network", "1,000 Jacobians", *heads), lines)
+
+
+def _times(ratio: float | None) -> str:
+    return "not done" if ratio is None else f"{ratio:.2f}"
+
+
 def gpu_records() -> dict[str, Record]:
     """Return the records that a benchmark made on a GPU, by name."""
     records = {path.stem: read_record(path.stem) for path in sorted(RESULTS.glob("*.json"))}
@@ -101,6 +117,7 @@ PARTS = {
     "local": local_table,
     "shared": shared_table,
     "ratios": ratios,
+    "laptop": laptop_table,
     "records": records_table,
 }
 

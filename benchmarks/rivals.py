@@ -4,14 +4,16 @@ Claim: "lipsdp" is within 0.1% of LipSDP-neuron's optimum for pairs and for the 
 pair is below so-robust's on every network, from both sides and from one.
 Hardware: whatever it runs on; the record says which.  One thread.
 Trials: networks trained on the embedded digits from SEED; the vector of outputs, one pair, and for ours all pairs.
-Ours and the rival's take turns within one run.  The largest Hessian is found by ascent, and is attained.
+Ours and the rival's take turns within one run.  The solver answers for one pair: all pairs by it take as many times as
+long as there are pairs.  The largest Hessian is found by ascent, and is attained.  Each network is written to the
+record as it is measured, in place of its former figures, so that a run may be stopped and continued.
 
 LipSDP is solved by cvxpy with Clarabel (the extra `sdp`), with one multiplier for each neuron: its value is what the
 solver returns, within its tolerance of the optimum on an unknown side, and no bound.  so-robust is the released code of
 Singla and Feizi (2020): their `curvature_bound` is written out here, with exact eigenvalues where they iterate.  Given
 the folder of their code, that is run as well.  What is not installed is skipped, with a line that says so.
 
-    python -m benchmarks.rivals [--so-robust DIR] [--only curvature lipschitz large] [--quick]
+    python -m benchmarks.rivals [--so-robust DIR] [--only curvature lipschitz large] [--networks NAME ...] [--quick]
 """
 
 import argparse
@@ -20,7 +22,7 @@ import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -70,8 +72,9 @@ CURVATURE: tuple[Case, ...] = (
     ("softplus", (64, 100, 100, 10)),
     ("softplus", (64, 64, 10)),
 )
-PARTS = ("curvature", "lipschitz", "large")
-LARGE: Case = ("tanh", (64, 1000, 1000, 10))
+LARGE: tuple[Case, ...] = (("tanh", (64, 1000, 1000, 10)),)
+CASES = {"curvature": CURVATURE, "lipschitz": LIPSDP, "large": LARGE}
+RELEASED = "so-robust, released code"
 QUICK: tuple[Case, ...] = (("tanh", (64, 6, 6, 10)), ("softplus", (64, 6, 6, 10)))
 
 Figures = dict[str, Any]
@@ -198,6 +201,10 @@ def beside_lipsdp(case: Case, with_solver: bool) -> Figures:
             figures["over_lipsdp_neuron"] = figures["lipsdp"]["value"] / value
         found[name] = figures
     _, found["all_pairs_seconds"] = timed(partial(constant, network, "lipsdp", "all"))
+    if with_solver:
+        found["all_pairs_over_one_pair_of_LipSDP-neuron"] = (
+            found["all_pairs_seconds"] / found["pair"]["LipSDP-neuron"]["seconds"]
+        )
     return found
 
 
@@ -225,7 +232,7 @@ def beside_so_robust(case: Case, released: Callable[[list[Tensor], str], tuple[f
     }
     if released is not None:
         m, M = released(weights, case[0])
-        found["so-robust, released code"] = {"both": max(m, M), "above": M, "below": m}
+        found[RELEASED] = {"both": max(m, M), "above": M, "below": m}
     return found
 
 
@@ -245,35 +252,54 @@ def measured(options: argparse.Namespace, console: Console) -> Iterator[tuple[st
     with_solver = all(importlib.util.find_spec(name) is not None for name in ("cvxpy", "clarabel"))
     if not with_solver:
         console.print("Skipped LipSDP-neuron: it needs cvxpy and clarabel, the extra sdp.")
-    if "curvature" in options.only:
-        cases = QUICK if options.quick else CURVATURE
-        yield from (("curvature", beside_so_robust(case, released)) for case in cases)
-    if "lipschitz" in options.only:
-        cases = QUICK[:1] if options.quick else LIPSDP
-        yield from (("lipschitz", beside_lipsdp(case, with_solver)) for case in cases)
-    if "large" in options.only and not options.quick:
-        yield "large", large(LARGE)
+    measure: dict[str, Callable[[Case], Figures]] = {
+        "curvature": partial(beside_so_robust, released=released),
+        "lipschitz": partial(beside_lipsdp, with_solver=with_solver),
+        "large": large,
+    }
+    quick = {"curvature": QUICK, "lipschitz": QUICK[:1], "large": ()}
+    for part in options.only:
+        for case in (quick if options.quick else CASES)[part]:
+            if options.networks is None or called(case) in options.networks:
+                yield part, measure[part](case)
+
+
+def with_network(figures: Mapping[str, list[Figures]], part: str, new: Figures) -> dict[str, list[Figures]]:
+    """Return the figures of a record with those of one network in place of its former ones.
+
+    What the released code said stays where it is not present, if the network is the same to the last digit.
+
+    >>> name = called(LARGE[0])
+    >>> with_network({"large": [{"network": name, "K": 2.0}]}, "large", {"network": name, "K": 1.0})["large"][0]["K"]
+    1.0
+    """
+    by_name = {one["network"]: one for one in figures.get(part, ())}
+    former = by_name.get(new["network"], {})
+    if RELEASED in former and former["so-robust"] == new["so-robust"]:
+        new = {RELEASED: former[RELEASED], **new}
+    by_name[new["network"]] = new
+    return {**figures, part: [by_name[name] for name in map(called, CASES[part]) if name in by_name]}
 
 
 def main() -> None:
     """Measure; the record keeps the parts that are not measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--so-robust", type=Path, help="the folder of so-robust's code")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure; all by default")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="the parts to measure; all by default")
+    names = [called(case) for cases in CASES.values() for case in cases]
+    parser.add_argument("--networks", nargs="+", choices=names, metavar="NAME", help="the networks; all by default")
     parser.add_argument("--quick", action="store_true", help="two tiny networks; writes no record")
     options, console = parser.parse_args(), Console()
     torch.set_num_threads(1)
     if options.so_robust is not None and not (options.so_robust / "utils.py").is_file():
         raise InvalidInput(f"{options.so_robust} holds no utils.py. Give the folder of so-robust's code.")
-    found: dict[str, list[Figures]] = {}
+    config = {"threads": 1, "pair": list(PAIR), "steps": STEPS}
     for part, figures in measured(options, console):
-        found.setdefault(part, []).append(figures)
         console.print(figures)
-    if not options.quick:
-        kept = read_record("rivals")
-        config = {"threads": 1, "pair": list(PAIR), "steps": STEPS}
-        command = "python -m benchmarks.rivals" + (" --so-robust DIR" if options.so_robust is not None else "")
-        write_record("rivals", command, SEED, config, {**(kept.figures if kept else {}), **found})
+        if not options.quick:
+            kept = read_record("rivals")
+            figures_of_all = with_network(kept.figures if kept else {}, part, figures)
+            write_record("rivals", "python -m benchmarks.rivals --so-robust DIR", SEED, config, figures_of_all)
 
 
 if __name__ == "__main__":

@@ -141,16 +141,16 @@ def test_the_places_with_a_first_guess_by_iteration() -> None:
 
 def test_the_network_of_the_digits_needs_a_guess_by_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     guesses: list[int] = []
-    guess = verified.largest_eigenvalue_guesses
+    guess = verified.congruent_eigenvalue_guesses
 
-    def counted(symmetric: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        guesses.append(symmetric.shape[-1])
-        return guess(symmetric, steps)
+    def counted(B: torch.Tensor, s: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        guesses.append(len(B))
+        return guess(B, s, steps)
 
-    monkeypatch.setattr(verified, "largest_eigenvalue_guesses", counted)
+    monkeypatch.setattr(verified, "congruent_eigenvalue_guesses", counted)
     subject = SUBJECTS["digits-embedded"]
     baseline.asked(subject.network(), "curvature", 2.0, "global", "pair(0,1)", "unrolled", subject.points())
-    assert guesses and min(guesses) > 256
+    assert guesses and min(guesses) > verified._CONGRUENT_DIRECT_SIZE
 
 
 @pytest.mark.parametrize("quantity", BOUND_METHODS)

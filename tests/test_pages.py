@@ -116,7 +116,7 @@ def provide(words: list[str]) -> list[str]:
     name = {"train": "digits"}.get(words[0], "NAME")
     certificate = "certified/certificate.safetensors"
     stand_for = {"MODEL": "model.safetensors", "DATA": "data.npz", "DIR": "certified", "NAME": name}
-    stand_for |= {"CERTIFICATE": certificate, "FILE": certificate, "SPEC": "spec.vnnlib"}
+    stand_for |= dict.fromkeys(("CERTIFICATE", "FILE", "A", "B"), certificate) | {"SPEC": "spec.vnnlib"}
     words = [stand_for.get(word, word) for word in words]
     for word in set(words) & MAKERS.keys():
         if not Path(word).exists():

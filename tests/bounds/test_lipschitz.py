@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import mpmath
 import pytest
@@ -13,6 +13,7 @@ import curvcert
 from curvcert import Anchor, Ball, Bound, Estimate, Global, lipschitz
 from curvcert.activations import ACTIVATIONS, RELU, SIN, TANH, declare_activation, leaky_relu
 from curvcert.bounds.lipschitz import LIPSCHITZ_METHODS, AbstractLipschitzMethod, LipLT, Product
+from curvcert.bounds.lipschitz.analyses import over_balls
 from curvcert.bounds.lipschitz.liplt import liplt_bound, liplt_prefixes
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_metrics, lipsdp_recursion_bound
 from curvcert.bounds.lipschitz.problem import Problem, make_problem
@@ -20,6 +21,7 @@ from curvcert.errors import InvalidInput, SoundnessError, UnsupportedBlock, Unsu
 from curvcert.network import Affine, Block, MaxPool, Network
 from curvcert.norms import conjugate
 from curvcert.operators import Dense, Identity, NormBounds, Zero
+from curvcert.propagation.hessians import total_curvature
 from tests.bounds.cases import CASES, IDS, ROWS, feed_forward, one_dimensional, randn, residual
 from tests.sampling import crossed
 
@@ -161,6 +163,25 @@ def test_a_smaller_ball_and_a_smaller_scope_never_give_more(case, norms) -> None
         assert bool((local <= everywhere * (1 + SLACK)).all()), radius
         previous = local
     assert bool((lipschitz(network, p, q, "anchored", at=x).value <= everywhere * (1 + SLACK)).all())
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_over_a_ball_it_is_at_most_the_gradient_at_its_centre_and_its_change_by_the_curvature(p) -> None:
+    won = []
+    for name, radius in product(("tanh", "gelu", "silu"), (0.05, 0.2, 1.0)):
+        network, x = feed_forward((5, 8, 8, 3), ROWS[name], seed=3), 2 * randn(6, 5, seed=3)
+        free = x.clone().requires_grad_()
+        gradient = torch.autograd.grad(network(free)[:, 0].sum(), free)[0]
+        balls = over_balls(make_problem(network, p, None, x, radius, None, 0))
+        covectors = balls.gradients_of()
+        assert covectors is not None
+        K = total_curvature(balls, covectors)[:, 0]
+        most = torch.linalg.vector_norm(gradient, conjugate(p), dim=1) + K * radius
+        local = lipschitz(network, p, method="local", at=x, radius=radius, logit=0).value
+        assert bool((local <= most * (1 + SLACK)).all())
+        won.append(float((local / most).amax()))
+    # It is what makes the bound of some samples.
+    assert max(won) >= 1 - SLACK, max(won)
 
 
 def test_auto_is_the_least_and_says_what_it_chose() -> None:

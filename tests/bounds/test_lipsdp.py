@@ -223,7 +223,7 @@ def test_no_jacobian_exceeds_the_weighted_reaches(graph: Graph, most_work: float
     nodes = problem.network.nodes
     hidden = [k for k, node in enumerate(nodes) if isinstance(node, ElementwiseNode)]
     weights = {k: randn(3, *nodes[k].shape, seed=k).square() for k in hidden}
-    found = weighted_reaches(problem, weights)
+    found = weighted_reaches(problem, weights, {k: torch.full((3,), torch.inf, dtype=F64) for k in hidden})
     assert set(found) == {k for level in levels_of(nodes)[1:] for k in level} or most_work == 1e4
     x = (2 * randn(6, *network.in_shape, seed=7)).requires_grad_()
     values = problem.network.values(x)
@@ -235,6 +235,20 @@ def test_no_jacobian_exceeds_the_weighted_reaches(graph: Graph, most_work: float
             assert float(torch.linalg.matrix_norm(w.sqrt()[:, None] * J, 2).amax()) ** 2 <= float(bound) * (
                 1 + ROUNDING
             )
+
+
+def test_no_multipliers_are_searched_for_where_they_cannot_give_what_is_wanted() -> None:
+    network = feed_forward((5, 8, 8, 3), TANH, seed=2)
+    problem = replace(make_problem(network, 2, None, None, None, "all", None), most_work=1e7)
+    _, k = (number for number, node in enumerate(problem.network.nodes) if isinstance(node, ElementwiseNode))
+    weights = {k: randn(3, 8, seed=4).square()}
+    found = weighted_reaches(problem, weights, {k: torch.full((3,), torch.inf, dtype=F64)})[k]
+    # What one network attains is within reach; just below that nothing is.
+    W1, W2 = (block.W.as_matrix() for block in network.blocks)
+    attained = torch.linalg.matrix_norm(weights[k].sqrt()[:, :, None] * (W2 @ W1), 2).square()
+    assert bool((attained <= found * (1 + ROUNDING)).all())
+    again = weighted_reaches(problem, weights, {k: torch.stack([found[0], 0.9 * attained[1], 0.9 * attained[2]])})[k]
+    assert float(again[0]) == pytest.approx(float(found[0]), rel=1e-9) and bool(again[1:].isinf().all())
 
 
 def test_the_search_lowers_the_curvature_of_deep_networks() -> None:

@@ -11,12 +11,16 @@ from torch import Tensor
 
 import curvcert
 from curvcert.activations import SILU, SIN, TANH, Activation, leaky_relu
+from curvcert.bounds.curvature import gradients, portfolio
 from curvcert.bounds.curvature.gradients import gradient_sizes
-from curvcert.bounds.lipschitz import lipsdp_recursion, on_torus
+from curvcert.bounds.curvature.portfolio import curvature_of
+from curvcert.bounds.lipschitz import growth, lipsdp_recursion, on_torus
 from curvcert.bounds.lipschitz.growth import Growth
 from curvcert.bounds.lipschitz.lipsdp_recursion import lipsdp_recursion_bound, recursion_of_images
 from curvcert.bounds.lipschitz.on_torus import image_gradients, images_of
+from curvcert.bounds.lipschitz.portfolio import lipschitz_of
 from curvcert.bounds.lipschitz.problem import make_problem
+from curvcert.bounds.types import SIDES
 from curvcert.network import Network
 from curvcert.network.builder import Value, start
 from curvcert.network.nodes import AffineNode, ElementwiseNode
@@ -278,3 +282,33 @@ def test_the_torus_of_a_network_costs_little_where_norms_one_by_one_are_exact(mo
     monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 0)
     for value, constant in constants_of_images(network).items():
         assert float(found.of(value)) * (1 - 1e-9) <= float(constant) <= 1.25 * float(found.of(value))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_glimpses_spare_norms_and_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_torus, "EXPLICIT_SIZE", 8)
+    monkeypatch.setattr(growth, "EXPLICIT_SIZE", 8)
+
+    def constants(network: Network) -> tuple[list[Tensor], int]:
+        problem = make_problem(network, 2, None, None, None, "all", None)
+        found = [lipschitz_of(problem).value, *(curvature_of(problem.seen_from(side)).value for side in SIDES)]
+        return found, len(problem.norms._known)
+
+    rng = random.Random(seed)
+    value = start((2, 6, 6), torch.device("cpu"))
+    value = value.linear(same_conv((2, 6, 6), rng)).activate(SILU, "first")
+    for k in range(2):
+        inner = value.linear(same_conv(value.shape, rng)).activate(SILU, f"inner {k}")
+        branch = inner.linear(same_conv(inner.shape, rng))
+        value = value.plus(branch, f"skip {k}").activate(SILU, f"outer {k}")
+    network = with_dense_end(value, seed, SILU, True)
+    spared, fewer = constants(network)
+    nothing = torch.zeros((), dtype=F64)
+    monkeypatch.setattr(gradients, "glimpsed_lipschitz", lambda *_: nothing)
+    monkeypatch.setattr(gradients, "glimpsed_norm", lambda _: nothing)
+    monkeypatch.setattr(NormBounds, "may_be_below", lambda *_: True)
+    monkeypatch.setattr(portfolio, "glimpsed_recursion", lambda _: None)
+    full, more = constants(network)
+    for left, right in zip(spared, full, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=0)
+    assert fewer < more

@@ -9,6 +9,7 @@ from torch import nn
 from curvcert.bounds.curvature import curvature
 from curvcert.bounds.lipschitz import lipschitz
 from curvcert.certificates import certify
+from curvcert.certificates.methods.balls import PRECISION
 from curvcert.network import Network, trace
 from curvcert.nn.architectures import lip_3c1f
 from curvcert.operators import Conv2d, Dense, norm_upper_bound
@@ -65,13 +66,14 @@ def test_the_adjoint_of_a_convolution_is_the_same_there(mode: str) -> None:
 def test_bounds_and_certificates_agree(p: float) -> None:
     here = network()
     there = here.to("cuda")
-    x = torch.rand(20, 1, 8, 8, dtype=torch.float64)
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
     for function in (lipschitz, curvature):
         values = [function(net, p=p, pair="all").value.cpu() for net in (here, there)]
         torch.testing.assert_close(values[0], values[1], rtol=1e-6, atol=0)
     certificates = [certify(net, x, p=p) for net in (here, there)]
-    torch.testing.assert_close(certificates[0].radius, certificates[1].radius.cpu(), rtol=1e-4, atol=1e-9)
-    assert certify(here, x, p=p, device="cuda").radius.device.type == "cuda"
+    # Roundings may turn the last step of a search for the largest radius.
+    torch.testing.assert_close(certificates[0].radius, certificates[1].radius.cpu(), rtol=2 * PRECISION, atol=1e-9)
+    assert certify(here, x, p=p, method="lipschitz", device="cuda").radius.device.type == "cuda"
 
 
 @pytest.mark.parametrize("batch", [1, 7, 250])

@@ -109,6 +109,9 @@ def test_folders_that_hold_no_samples_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "no such file")
     (tmp_path / "labels.csv").write_text("cat/a.png,one\n")
     refused(tmp_path, "whole numbers")
+    for stranger in ("../a.png", str(tmp_path / "cat" / "a.png")):
+        (tmp_path / "labels.csv").write_text(f"{stranger},0\n")
+        refused(tmp_path, "not in its own folder")
     (tmp_path / "labels.csv").write_text("cat/a.png\n")
     refused(tmp_path, "lines of a file's name")
 

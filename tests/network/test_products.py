@@ -11,6 +11,7 @@ from curvcert.network import Network, trace
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.network.network_file import network_digest
 from curvcert.network.network_reading import load_network
+from tests.network.cases import Function
 
 
 class Gated(nn.Module):
@@ -70,3 +71,22 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
     with pytest.raises(Exception, match=r"size|shape"):
         trace(Wrong().eval(), torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 10])
+def test_softmaxes_are_torchs_however_large_their_inputs(n: int) -> None:
+    scale = nn.Parameter(torch.ones(n, dtype=torch.float64))
+    for function in (torch.softmax, torch.log_softmax):
+        network = trace(
+            Function(lambda m, x, f=function: f(m.scale * x, 1), scale=scale).eval(),
+            torch.zeros(1, n, dtype=torch.float64),
+        )
+        for size in (1.0, 30.0, 1e4):
+            x = size * torch.randn(40, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+            torch.testing.assert_close(network(x), function(x, 1), rtol=1e-12, atol=1e-14)
+    summed = trace(
+        Function(lambda m, x: torch.logsumexp(m.scale * x, 1, keepdim=True), scale=scale).eval(),
+        torch.zeros(1, n, dtype=torch.float64),
+    )
+    x = 500 * torch.randn(40, n, dtype=torch.float64)
+    torch.testing.assert_close(summed(x), torch.logsumexp(x, 1, keepdim=True), rtol=1e-12, atol=1e-12)

@@ -14,7 +14,9 @@ from curvcert.network.evaluation import evaluate_with_error
 from curvcert.operators import NormBounds
 from curvcert.operators.trust_region import QuadraticForm
 from curvcert.propagation import expansion as module
-from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.propagation.expansion import Expansion
+from curvcert.propagation.expansion_remainders import Ball
+from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.propagation.reach import NetworkFacts
 from tests.graph_families import SMOOTH, Graph
 

@@ -187,7 +187,7 @@ def test_another_network_or_other_inputs_are_refused(case: Case) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"y": torch.zeros(39, dtype=torch.int64)}, "one label a sample"),
+        ({"y": torch.zeros(39, dtype=torch.int64)}, "one label per sample"),
         ({"y": torch.full((40,), 2)}, "differs from the classes"),
         ({"x": torch.zeros(40, 64)}, "must be the inputs"),
         ({"class_names": ["a", "b"]}, "one per class"),

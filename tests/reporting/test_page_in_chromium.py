@@ -1,5 +1,10 @@
 """The page in a real browser: its controls work, it fits a phone and paper, and no request leaves the file."""
 
+import csv
+import io
+import itertools
+import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from curvcert.reporting import ReportData, render, report_data
+from curvcert.certificates import certify
+from curvcert.reporting import ReportData, compare, render, report_data
 from tests.browser import chromium, needs_chromium, sync_api
 from tests.reporting.cases import HOSTILE, Case, made_up
 
@@ -76,8 +82,7 @@ def opened(browser: "sync_api.Browser", path: Path) -> Iterator[Opened]:
 
 def test_it_opens_silently_and_asks_for_nothing(opened: Opened, path: Path) -> None:
     page = opened.page
-    for button in page.locator("button:visible:enabled").all():
-        button.click()
+    page.evaluate("document.querySelectorAll('button:enabled:not([id^=save])').forEach(button => button.click())")
     assert opened.complaints == []
     assert opened.requests == [path.as_uri()]
     assert page.evaluate("typeof window.hacked") == "undefined"
@@ -221,13 +226,92 @@ def test_light_and_dark_follow_the_system_and_the_button(browser: "sync_api.Brow
     context.close()
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
-def test_nothing_runs_over_the_edge_of_a_phone(browser: "sync_api.Browser", path: Path, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800}, has_touch=True)
-    opened = Opened(context.new_page(), path)
-    opened.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+def test_nothing_runs_over_the_edge(browser: "sync_api.Browser", path: Path) -> None:
+    for width, scheme in ((320, "light"), *itertools.product((390, 768, 1280), ("light", "dark"))):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        opened = Opened(context.new_page(), path)
+        opened.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        opened.page.locator("#sample-table .open").first.click()
+        assert opened.overflow() <= 0, (width, scheme)
+        wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert width < 1280 or opened.page.evaluate(wide) == 0, "a column is clipped"
+        context.close()
+
+
+def test_a_sample_is_shown_when_it_is_chosen(opened: Opened, data: ReportData) -> None:
+    page, chosen = opened.page, data.gallery.first[3]
+    panel = page.locator("#sample")
+    assert not panel.is_visible()
+    page.locator("#sample-table tbody tr").nth(3).click()
+    assert page.locator("#sample-title").inner_text() == "Sample 3"
+    assert page.evaluate("document.activeElement.id") == "sample"
+    facts = dict(zip(panel.locator("dt").all_inner_texts(), panel.locator("dd").all_inner_texts(), strict=True))
+    for name, radii in data.samples.radii.items():
+        shown = facts[f"by {name}"]
+        assert shown == "not for every class" if math.isnan(radii[3]) else float(shown) <= radii[3], name
+    assert float(facts["Picture shows a point at"]) >= chosen.distance
+    assert panel.locator("img").count() == 3
+    assert panel.locator("img").first.get_attribute("src") == chosen.picture
+    assert all(panel.locator("img").evaluate_all("all => all.map(image => image.naturalWidth > 0)"))
+    page.locator("#sample-table .open").nth(5).press("Enter")
+    assert page.locator("#sample-title").inner_text() == "Sample 5"
+    page.locator("#sample-close").click()
+    assert not panel.is_visible() and page.evaluate("typeof window.hacked") == "undefined"
+
+
+def test_the_address_holds_what_is_chosen(opened: Opened, path: Path) -> None:
+    page = opened.page
+    page.locator("#filter-status").select_option("certified")
+    page.locator("#filter-epsilon").select_option("1")
+    page.locator("#page-size").select_option("10")
+    opened.heading("radius").locator("button").click()
+    opened.heading("radius").locator("button").click()
+    page.locator("#next").click()
+    page.locator("#sample-table .open").first.click()
+    matches, shown, title = page.locator("#matches").inner_text(), opened.column(1), page.title()
+    address = page.evaluate("location.href")
+    assert address.startswith(path.as_uri() + "#samples?")
+    page.goto("about:blank")
+    page.goto(address)
+    assert (page.locator("#matches").inner_text(), opened.column(1), page.title()) == (matches, shown, title)
+    assert opened.heading("radius").get_attribute("aria-sort") == "descending"
+    assert page.locator("#sample-title").inner_text() == f"Sample {shown[0]}"
+    for wrong in ("#samples?sort=nothing&page=x&sample=9999&status=no&eps=7", "#samples?page=-3&sample=", "#samples?%"):
+        page.goto(path.as_uri() + wrong)
+        assert opened.column(1)[0] == "0" and not page.locator("#sample").is_visible(), wrong
+    assert opened.complaints == []
+
+
+def test_what_the_filters_leave_is_saved(opened: Opened, data: ReportData) -> None:
+    page = opened.page
+    page.locator("#filter-class").select_option("1")
+    wanted = [k for k, label in enumerate(data.samples.label) if label == 1]
+    files = {}
+    for kind in ("csv", "json"):
+        with page.expect_download() as download:
+            page.locator(f"#save-{kind}").click()
+        assert download.value.suggested_filename == f"samples.{kind}"
+        files[kind] = Path(download.value.path()).read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(files["csv"])))
+    held = json.loads(files["json"])
+    assert [int(row["sample"]) for row in rows] == [one["sample"] for one in held] == wanted
+    for row, one, k in zip(rows, held, wanted, strict=True):
+        assert float(row["radius"]) == one["radius"] <= data.samples.radius[k]
+        assert float(row["attack_radius"]) == float(one["attack_radius"]) >= data.samples.attack_radius[k]
+        assert row["class"] == HOSTILE[1] == one["class"]
+    assert set(rows[0]) >= {f"radius by {name}" for name in data.samples.radii}
+
+
+def test_every_sample_is_printed(opened: Opened, data: ReportData) -> None:
+    page, total = opened.page, len(data.samples)
+    assert page.locator("#range").inner_text() == ", the first 25 of these"
+    page.set_viewport_size({"width": 718, "height": 1000})  # what A4 leaves between its margins
+    page.emulate_media(media="print")
+    sync_api.expect(page.locator("#sample-table tbody tr")).to_have_count(total)
+    assert page.locator("#range").inner_text() == ""
     assert opened.overflow() <= 0
-    context.close()
+    page.emulate_media(media="screen")
+    sync_api.expect(page.locator("#sample-table tbody tr")).to_have_count(25)
 
 
 def test_paper_is_white_and_without_controls(opened: Opened) -> None:
@@ -265,3 +349,16 @@ def test_without_scripts_the_numbers_are_still_there(browser: "sync_api.Browser"
     assert page.locator("noscript p").is_visible()
     assert not page.locator("#theme").is_visible()
     context.close()
+
+
+def test_two_certificates_side_by_side(browser: "sync_api.Browser", case: Case, tmp_path: Path) -> None:
+    weaker = certify(case.network, case.x, case.y, method="product", box=(0, 1))
+    path = tmp_path / "compare.html"
+    path.write_text(compare(case.certificate, weaker, HOSTILE[:2], [0.05]).page(), encoding="utf-8")
+    for width, scheme in itertools.product((390, 1280), ("light", "dark")):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        opened = Opened(context.new_page(), path)
+        assert opened.overflow() <= 0 and opened.complaints == [] and opened.requests == [path.as_uri()]
+        assert opened.page.locator("figure svg").count() == 2
+        assert opened.page.evaluate("typeof window.hacked") == "undefined"
+        context.close()

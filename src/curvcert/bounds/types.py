@@ -62,8 +62,8 @@ class Bound:
     """A proven upper bound, with the norms, the scope and the method that it was proven in.
 
     `method` says in words how, `methods` names the methods that it rests on.  `per_layer` tells where the looseness
-    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why.  A
-    curvature from one `side` says nothing about the other.
+    is, `assumes` what a user declared and we could only sample, `skipped` which methods did not apply and why, `notes`
+    what to know before use.  A curvature from one `side` says nothing about the other.
 
     >>> Bound(torch.tensor(2.0, dtype=torch.float64), p=2, q=2, method="product")
     Bound(<= 2, l2 -> l2, global, by product)
@@ -79,6 +79,7 @@ class Bound:
     skipped: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     side: Side = "both"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.method and not self.methods:
@@ -122,7 +123,8 @@ class Bound:
     def __repr__(self) -> str:
         assumes = f", assumes {'; '.join(self.assumes)}" if self.assumes else ""
         side = "" if self.side == "both" else f", from {self.side}"
-        return f"Bound(<= {_describe(self)}{side}{assumes})"
+        notes = f"; note: {' '.join(self.notes)}" if self.notes else ""
+        return f"Bound(<= {_describe(self)}{side}{assumes}{notes})"
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [
@@ -133,6 +135,7 @@ class Bound:
         rows += [("side", self.side)] if self.side != "both" else []
         rows += [("method", self.method)] if self.method else []
         rows += [("assumes", line) for line in self.assumes]
+        rows += [("note", line) for line in self.notes]
         rows += [(f"layer {term.layer}", f"{term.quantity} {_show(term.value)}") for term in self.per_layer]
         return html.table(rows)
 

@@ -315,8 +315,10 @@ def remainders(act: Activation, below: Array, above: Array, low: Array, high: Ar
         # Beside a vertex that is rounded, a parabola is off by the square of that: far below TURNED.
         top = np.max([sign * _at(act, s, z) + _doubt(act, s, z) for z in [*ends, *turned]], axis=0) + TURNED
         if act.bends is None:
+            # Pieces beyond the range are clipped to its ends, which are looked at already.
             for a, b in pairwise(ends):
-                top = np.maximum(top, _inside(act, sign, s, a, b))
+                if (a < b).any():
+                    top = np.maximum(top, _inside(act, sign, s, a, b))
             top = top + _slivers(act, s, low, high)
         far = np.maximum(np.abs(low), np.abs(high)) > act.first.known
         found.append(sign * np.where(far, np.inf, top))
@@ -332,7 +334,7 @@ def _inside(act: Activation, sign: float, s: Array, a: Array, b: Array) -> Array
 
     at_a, at_b = rising(a), rising(b)
     left, right = a, b
-    for _ in range(_HALVINGS):
+    for _ in range(_HALVINGS if (at_a != at_b).any() else 0):
         middle = 0.5 * (left + right)
         same = rising(middle) == at_a
         left, right = np.where(same, middle, left), np.where(same, right, middle)

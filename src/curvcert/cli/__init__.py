@@ -1,4 +1,4 @@
-"""The command line: `curvcert`, or `python -m curvcert`.  One file a subcommand, no mathematics.
+"""The command line: `curvcert`, or `python -m curvcert`.  One file per subcommand, no mathematics.
 
 Exit statuses: 0 done; 1 a claim failed; 2 bad usage or bad input; 3 a fault of curvcert's own; 4 undecided; 5 the
 surroundings failed, such as a full disk; 130 stopped by Ctrl-C.

@@ -123,8 +123,11 @@ def bound_command(
             for k, name in enumerate(wanted)
         ]
     pairs = list(combinations(range(network.outputs), 2)) if arguments["pair"] == "all" else None
-    resting = dict.fromkeys(line for one in found if one.bound is not None for line in one.bound.assumes)
-    output.show(_summary(found, model), *(t for one in found for t in one.tables(pairs)), *assumed(list(resting)))
+    bounds = [one.bound for one in found if one.bound is not None]
+    resting = dict.fromkeys(line for bound in bounds for line in bound.assumes)
+    notes = dict.fromkeys(f"Note: {line}" for bound in bounds for line in bound.notes)
+    tables = (table for one in found for table in one.tables(pairs))
+    output.show(_summary(found, model), *tables, *assumed(list(resting)), *notes)
     lines = [f"{one.letter} {one.largest!r}" for one in found if one.bound is not None]
     content = {"command": "bound", "curvcert": __version__, "model": model} | {one.name: one.facts() for one in found}
     output.answer("\n".join(lines), content | ({} if pairs is None else {"pairs": pairs}))
@@ -163,6 +166,7 @@ class Answer:
             "side": self.bound.side,
             "skipped": self.bound.skipped,
             "assumes": self.bound.assumes,
+            "notes": self.bound.notes,
             "per_layer": layers,
         }
 

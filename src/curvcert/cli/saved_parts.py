@@ -182,7 +182,7 @@ class SavedParts:
         _, arrays = read_tensor_file(path, SEARCH, SEARCH_VERSION)
         points = arrays.get("points")
         if points is None or points.shape != tuple(x.shape) or points.dtype != np.float64:
-            raise InvalidFile(f"{path} does not hold one point a sample.")
+            raise InvalidFile(f"{path} does not hold one point per sample.")
         tensor = torch.from_numpy(np.array(points))
         return Attack(tensor.flatten(1).isfinite().all(dim=1), tensor)
 

@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "bound": "Bound how fast a model (L), and its Jacobian (K), can change: provably.",
     "certify": "Prove how far each input can move before its class changes.",
     "check": "Verify a certificate file with code that shares nothing with the code that made it.",
+    "compare": "Put two certificates side by side: what each proves, at the same radii.",
     "verify": "Decide a property of a network: it holds, is violated, or that is unknown.",
     "train": "Train a classifier whose certificates are large, and certify it.",
     "audit": "Attack every bound and certificate on networks aimed at them, then on fresh random ones.",

@@ -28,7 +28,7 @@ from curvcert.errors import InvalidInput
 from curvcert.network import Network
 from curvcert.network.evaluation import evaluate_with_error
 from curvcert.norms import conjugate, vector_norm
-from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, inflate, norm_upper_bound_of_vectors
+from curvcert.rounding import UNIT_ROUNDOFF, Upper, gamma, norm_upper_bound_of_vectors
 
 Kind = Literal["lipschitz", "curvature", "bend", "radius", "witness", "output"]
 KINDS: tuple[Kind, ...] = ("lipschitz", "curvature", "bend", "radius", "witness", "output")
@@ -266,4 +266,5 @@ def _leads(example: Counterexample) -> Tensor:
 def scaled_into_dual_ball(u: Tensor, q: float) -> Tensor:
     """Return a covector of a dual q-norm of at most 1, whatever the rounding."""
     size = norm_upper_bound_of_vectors(u, conjugate(q), 0)
-    return u / inflate(size, gamma(8)).clamp(min=1e-300)
+    # The quotients round as well.
+    return u / Upper(size, 4).bound.clamp(min=1e-300)

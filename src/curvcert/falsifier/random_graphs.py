@@ -5,17 +5,14 @@ from collections.abc import Callable
 
 import torch
 
-from curvcert.activations import Activation
 from curvcert.falsifier.draws import Draw
+from curvcert.falsifier.random_products import PRODUCTS, Pool
 from curvcert.network import MaxPool
 from curvcert.network.builder import Value, concat, start
 from curvcert.network.network import Network
 from curvcert.network.rewriting.fusion import fused
 from curvcert.nn.sll import contracting_diagonal
 from curvcert.operators import AveragePool2d, Conv2d, Dense, Diagonal
-
-Pool = tuple[Activation, ...]
-"""The activations that a network is made with."""
 
 
 def random_graph(draw: Draw, pool: Pool, family: str) -> Network:
@@ -198,4 +195,5 @@ GRAPHS: dict[str, Callable[[Draw, Pool, Value], Value]] = {
     "contracting graph": _contracting,
     "tangled": _tangled,
     "images": _images,
+    **PRODUCTS,
 }

@@ -23,7 +23,8 @@ from curvcert.activations import (
     torch_softplus,
 )
 from curvcert.falsifier.draws import Draw
-from curvcert.falsifier.random_graphs import GRAPHS, Pool, random_graph
+from curvcert.falsifier.random_graphs import GRAPHS, random_graph
+from curvcert.falsifier.random_products import Pool
 from curvcert.network import AbstractBlock, Affine, Block, MaxPool, Network
 from curvcert.network.nodes import ElementwiseNode
 from curvcert.nn.sll import contracting_diagonal

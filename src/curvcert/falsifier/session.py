@@ -91,12 +91,17 @@ class Session:
         return True
 
     def bounds(self, asked: Asked, x: Tensor, r: Tensor) -> Iterator[Audit]:
-        """Attack the bounds of every method: globally, and anchored at points and over balls about them."""
-        everywhere = self._all_methods(asked, None, None)
-        yield from self._attacked(asked, Global(), everywhere, {})
+        """Attack the bounds of every method: globally, and anchored at points and over balls about them.
+
+        A network without a largest slope has bounds over balls alone.
+        """
+        everywhere: dict[str, Bound] = {}
+        if self.network.for_bounds.has_constants:
+            everywhere = self._all_methods(asked, None, None)
+            yield from self._attacked(asked, Global(), everywhere, {})
+            yield from self._attacked(asked, Anchor(x), everywhere, {"at": x}) if len(x) else ()
         if not len(x):
             return
-        yield from self._attacked(asked, Anchor(x), everywhere, {"at": x})
         yield from self._attacked(asked, Ball(x, r), everywhere, {"at": x, "radius": r})
 
     def _attacked(

@@ -5,7 +5,9 @@ Axes are those of a sample, counted from 0.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -14,9 +16,6 @@ from curvcert import activations
 from curvcert.errors import UnsupportedModule
 from curvcert.network.builder import Value
 from curvcert.network.windows import along, reduced
-
-_MOST_PAIRS = 4096
-"""Pairs of entries up to which a softmax is written by their differences."""
 
 
 def squared(value: Value, path: str) -> Value:
@@ -67,20 +66,89 @@ def _matrix_product(left: Value, right: Value, path: str) -> Value:
 
 
 def softmax(value: Value, axis: int, path: str) -> Value:
-    r"""Return the softmax along an axis.
+    r"""Return the softmax along an axis: :math:`p_i = \mathrm{sigmoid}(z_i - \log \sum_{j \ne i} e^{z_j})`.
 
-    By the differences of all pairs, :math:`p_i = 1 / \sum_j e^{z_j - z_i}`, so that what all entries have in common
-    goes before anything is bounded; with many of them as :math:`e^{c_i - \log \sum_j e^{c_j}}`, c what is left of z
-    beside its mean.
+    What all entries have in common goes before anything is bounded, and every function has a largest slope.
     """
-    n = value.shape[axis]
-    if n * math.prod(value.shape) > _MOST_PAIRS:
-        return _noted(value, log_softmax(value, axis, path).activate(activations.EXP, path), axis)
-    eye = torch.eye(n, dtype=torch.float64, device=value.device)
-    differences = (eye[None, :] - eye[:, None]).reshape(n * n, n)  # row i n + j is e_j - e_i
-    sums = torch.eye(n, dtype=torch.float64, device=value.device).repeat_interleave(n, dim=1)
-    found = along(value, axis, differences, path).activate(activations.EXP, path)
-    return _noted(value, reciprocal(along(found, axis, sums, path), path), axis)
+    if value.shape[axis] == 1:
+        return value.times(torch.tensor(0.0), path).shift(torch.ones(value.shape))
+    return _noted(value, _beside_others(value, axis, path).activate(activations.SIGMOID, path), axis)
+
+
+def _beside_others(value: Value, axis: int, path: str) -> Value:
+    """Return how far each entry is above the log-sum-exp of the others, of which there is one at least."""
+    each = _Sums({value: torch.eye(value.shape[axis], dtype=torch.float64)}, axis, path)
+    return each.minus(_log_of_others(_levels(each))).made()
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Entries along an axis that are sums of those of some values: a matrix for each.
+
+    Sums of sums are multiplied out, so that what a function is applied to reads functions' values directly.
+    """
+
+    parts: Mapping[Value, Tensor]
+    axis: int
+    path: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def taken(self, rows: Sequence[int]) -> "_Sums":
+        """Return some of the entries."""
+        return replace(self, parts={value: W[list(rows)] for value, W in self.parts.items()})
+
+    def minus(self, other: "_Sums") -> "_Sums":
+        """Return the differences, entry by entry."""
+        parts = dict(self.parts)
+        for value, W in other.parts.items():
+            parts[value] = parts[value] - W if value in parts else -W
+        return replace(self, parts=parts)
+
+    def before(self, other: "_Sums") -> "_Sums":
+        """Return these entries and then others."""
+        widths = {value: W.shape[1] for part in (self.parts, other.parts) for value, W in part.items()}
+        sides = [
+            {
+                value: part.parts.get(value, torch.zeros(len(part), n, dtype=torch.float64))
+                for value, n in widths.items()
+            }
+            for part in (self, other)
+        ]
+        return replace(self, parts={value: torch.cat([side[value] for side in sides]) for value in widths})
+
+    def made(self) -> Value:
+        """Return the entries as a value."""
+        terms = [along(value, self.axis, W.to(value.device), self.path) for value, W in self.parts.items() if W.any()]
+        return reduce(lambda left, right: left.plus(right, self.path), terms)
+
+
+def _levels(each: _Sums) -> list[_Sums]:
+    """Return the log-sum-exps of pairs, of pairs of these, and so on up to that of all; what has no partner stays."""
+    levels = [each]
+    while (n := len(levels[-1])) > 1:
+        pairs = _log_of_both(*(levels[-1].taken(range(k, n - n % 2, 2)) for k in (0, 1)))
+        levels.append(pairs.before(levels[-1].taken([n - 1])) if n % 2 else pairs)
+    return levels
+
+
+def _log_of_others(levels: Sequence[_Sums]) -> _Sums:
+    """Return the log-sum-exp of the others beside each entry: of its partner, and of the others beside their pair."""
+    each, *above = levels
+    n = len(each)
+    partners = each.taken([k ^ 1 for k in range(n - n % 2)])
+    if n == 2:
+        return partners
+    beside = _log_of_others(above)
+    found = _log_of_both(partners, beside.taken([k // 2 for k in range(n - n % 2)]))
+    return found.before(beside.taken([n // 2])) if n % 2 else found
+
+
+def _log_of_both(left: _Sums, right: _Sums) -> _Sums:
+    """Return log(e^u + e^v) = v + softplus(u - v)."""
+    bent = left.minus(right).made().activate(activations.softplus(), left.path)
+    return replace(right, parts={**right.parts, bent: torch.eye(len(right), dtype=torch.float64)})
 
 
 def _noted(value: Value, shares: Value, axis: int) -> Value:
@@ -99,20 +167,15 @@ def _ordered(value: Value, scored: Value, axis: int) -> Value:
 
 def log_softmax(value: Value, axis: int, path: str) -> Value:
     """Return the logarithm of the softmax along an axis."""
-    centred = _centred(value, [axis], path)
-    found = centred.plus(_log_of_sum(centred, axis, path).negative().expanded(value.shape, path), path)
-    return _ordered(value, found, axis)
+    if value.shape[axis] == 1:
+        return value.times(torch.tensor(0.0), path)
+    behind = _beside_others(value, axis, path).negative()
+    return _ordered(value, behind.activate(activations.softplus(), path).negative(), axis)
 
 
 def log_sum_exp(value: Value, axis: int, path: str) -> Value:
     """Return log sum exp along an axis, which stays with size 1."""
-    mean = reduced(value, [axis], True, True, path)
-    return _log_of_sum(_centred(value, [axis], path), axis, path).plus(mean, path)
-
-
-def _log_of_sum(value: Value, axis: int, path: str) -> Value:
-    total = reduced(value.activate(activations.EXP, path), [axis], True, False, path)
-    return total.activate(activations.LOG, path)
+    return _levels(_Sums({value: torch.eye(value.shape[axis], dtype=torch.float64)}, axis, path))[-1].made()
 
 
 def _centred(value: Value, axes: Sequence[int], path: str) -> Value:

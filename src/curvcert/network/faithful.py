@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -192,6 +193,10 @@ def require_nothing_changed(module: nn.Module) -> Iterator[None]:
 def surroundings_kept() -> Iterator[None]:
     """Leave random states and torch's settings as they were found, whatever a module does; refuse new settings."""
     python, numpy, settings = random.getstate(), np.random.get_state(), _settings()
+    validates = Distribution._validate_args
+    # A policy makes a distribution and takes its mean; whether the numbers are valid, which may be NaN here, it asks
+    # when it runs.
+    Distribution.set_default_validate_args(False)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(devices=list(devices)):
@@ -204,6 +209,7 @@ def surroundings_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+        Distribution.set_default_validate_args(validates)
         torch.set_default_dtype(settings[0])
         torch.set_num_threads(settings[1])
 

@@ -34,7 +34,7 @@ from curvcert.operators import AbstractLinearMap, Dense, Identity, Reshape
 from curvcert.operators.base import Shape
 
 _PROBES, _STEP = 32, 2.0**-10
-"""How many random inputs tell how far values move, and how far these do."""
+"""How many steps, at least, tell how far values move, and how far these go."""
 
 
 @final
@@ -159,9 +159,15 @@ class Network:
         """The same function as bounds read it, see `rewriting.products`: itself, unless it multiplies values, or has
         functions without a largest slope.
         """
+        generator = torch.Generator("cpu").manual_seed(0)
+        shape = (_PROBES, *self.in_shape)
+        return self.for_bounds_about(torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") / 2)
+
+    def for_bounds_about(self, x: Tensor) -> "Network":
+        """Return the same as `for_bounds`, with products scaled by how far their factors move about some points."""
         nodes = self.nodes
         if any(isinstance(node, ProductNode) for node in nodes):
-            nodes = as_squares(nodes, self._moves())
+            nodes = as_squares(nodes, self._moves(x.to(self.device)))
         nodes = with_slopes_within_reach(nodes)
         return self if nodes is self.nodes else Network(nodes, self.source_dtype)
 
@@ -170,13 +176,12 @@ class Network:
         """Whether every activation has a largest slope: if not, there are constants over balls alone."""
         return is_plain(self.nodes)
 
-    def _moves(self) -> list[Tensor | None]:
-        """Return about how far each entry of a value moves near random inputs; any answer is sound."""
-        generator = torch.Generator("cpu").manual_seed(0)
-        shape = (_PROBES, *self.in_shape)
-        centre, step = (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for _ in range(2))
-        centre = (centre / 2).to(self.device)
-        values, others = self.values(centre), self.values(centre + _STEP * step.to(self.device))
+    def _moves(self, x: Tensor) -> list[Tensor | None]:
+        """Return about how far each entry of a value moves with random steps from some points; any answer is sound."""
+        generator = torch.Generator("cpu").manual_seed(1)
+        x = x.repeat(-(-_PROBES // len(x)), *(1 for _ in self.in_shape))
+        step = torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu").to(self.device)
+        values, others = self.values(x), self.values(x + _STEP * step)
         moved = ((after - before).square().mean(dim=0).sqrt() for before, after in zip(values, others, strict=True))
         return [each if bool(each.isfinite().all()) else None for each in moved]
 

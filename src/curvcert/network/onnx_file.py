@@ -64,6 +64,16 @@ class Batch:
             return NotImplemented
         return Batch(self.times // int(other))
 
+    def __ge__(self, other: object) -> bool:
+        """Whether it is at least another multiple, or 1: a dimension that is stretched to it is."""
+        if isinstance(other, Batch):
+            return self.times >= other.times
+        return True if isinstance(other, int) and other <= 1 else NotImplemented
+
+    def __le__(self, other: object) -> bool:
+        """Whether it is at most another multiple."""
+        return self.times <= other.times if isinstance(other, Batch) else NotImplemented
+
     def __repr__(self) -> str:
         """Return what messages call it."""
         return "batch" if self.times == 1 else f"{self.times} batch"

@@ -73,6 +73,8 @@ def load_onnx(path: str | Path, input_shape: Sequence[int] | None = None, output
 
 
 _MOST_READINGS = 64
+_MOST_CALLS = 20_000
+"""How many calls of torch a file may take, and all readings of one together before another is begun."""
 
 
 def _read(graph: Graph) -> Value:
@@ -81,7 +83,7 @@ def _read(graph: Graph) -> Value:
     Where a file fixes the size of the batch, to 1 say, a change of shape may leave open which dimension holds it.  Then
     one is tried after the other: what is read is a function of one sample in any case, or refused.
     """
-    choices: list[int] = []
+    choices, calls = list[int](), 0
     refusal: UnsupportedModule | InvalidInput | None = None
     for _ in range(_MOST_READINGS):
         reading = _Reading(graph, choices)
@@ -91,7 +93,8 @@ def _read(graph: Graph) -> Value:
             refusal = refusal or error
         made = reading.made
         left = [k for k, (chosen, count) in enumerate(made) if chosen + 1 < count]
-        if not left:
+        calls += reading.calls
+        if not left or calls > _MOST_CALLS:
             break
         choices = [chosen for chosen, _ in made[: left[-1]]] + [made[left[-1]][0] + 1]
     assert refusal is not None
@@ -111,6 +114,11 @@ class _Reading:
         self._items = Items()
         self._room = graph.room
         self._operands: dict[str, Operand] = dict(graph.constants)
+
+    @property
+    def calls(self) -> int:
+        """How many calls of torch it took so far."""
+        return len(self._recorder.calls)
 
     def output(self) -> Value:
         """Return the value of one sample of the file's output."""
@@ -184,6 +192,8 @@ class _Reading:
         self._recorder.running[:] = [(node.short, None)]
         with self._recorder:
             found = OPERATORS[node.op](given)
+        if self.calls > _MOST_CALLS:
+            raise InvalidInput(f"{node.label}: up to here it takes over the {_MOST_CALLS} steps that load_onnx covers.")
         for k in range(before, len(self._recorder.calls)):
             call = self._recorder.calls[k]
             sizes = [leaf.place.numel() for leaf in pytree.tree_leaves(call.results) if isinstance(leaf, Slot)]

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvcert.errors import InvalidInput
 from curvcert.network.onnx_arguments import Given
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu}
+
+_LONGEST = 1024
+"""The most steps of one layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +87,8 @@ def _unrolled(given: Given, step: _Step, gates: int, default: tuple[str, ...]) -
         raise node.unsupported(f"clip, or activations {names}", f"Use {', '.join(_FUNCTIONS)}, without a clip.")
     x = x.transpose(0, 1) if layout else x
     length = x.shape[0]
+    if length > _LONGEST:
+        raise InvalidInput(f"{node.label}: {length} steps are over the {_LONGEST} that load_onnx unrolls.")
     if given.has(4) and not bool((given.array(4, "a length") == length).all()):
         raise node.unsupported("sequences of several lengths", "Export it for sequences of one length.")
     W, R = given.constant(1, "weights"), given.constant(2, "weights")

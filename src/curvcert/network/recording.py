@@ -161,6 +161,10 @@ _EXACT = {"zeros", "ones", "empty", "eye", "arange", "_to_copy", "to", *_LIKE} -
 """Calls that give the same numbers in every dtype; `torch.tensor(0.1)` is another number in float32."""
 
 
+_SUMS = {"sum", "mean", "cumsum", "prod", "linalg_vector_norm"}
+"""Calls that may be told in which dtype they sum."""
+
+
 def in_float64(own: torch.dtype, func: Any, args: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call with float64 for every dtype that is as fine as a module's own.
 
@@ -172,7 +176,7 @@ def in_float64(own: torch.dtype, func: Any, args: Any, options: Mapping[str, Any
         real = isinstance(argument, torch.dtype) and argument.is_floating_point
         return torch.float64 if real and torch.finfo(argument).eps <= coarsest else argument
 
-    if name in _EXACT:
+    if name in _EXACT or name in _SUMS:
         args, options = pytree.tree_map(raised, (args, dict(options)))
         made = name in ("zeros", "ones", "empty", "eye") and options.get("dtype") is None
         if made and torch.finfo(torch.get_default_dtype()).eps <= coarsest:

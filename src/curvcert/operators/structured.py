@@ -31,11 +31,10 @@ class Diagonal(AbstractLinearMap):
     def __post_init__(self) -> None:
         if not self.weight.dtype.is_floating_point:
             raise InvalidInput(f"Diagonal expected real floating-point weights, got {self.weight.dtype}.")
-        try:
-            fits = torch.broadcast_shapes(self.weight.shape, self.shape) == torch.Size(self.shape)
-        except RuntimeError:
-            fits = False
-        if not fits:
+        given, wanted = self.weight.shape, self.shape
+        # torch.broadcast_shapes loads half a second of symbolic algebra when it is first called.
+        sizes = zip(reversed(given), reversed(wanted), strict=False)
+        if len(given) > len(wanted) or any(n not in (1, m) for n, m in sizes):
             raise InvalidInput(f"Diagonal weight {tuple(self.weight.shape)} does not broadcast to {self.shape}.")
 
     @property

@@ -311,14 +311,13 @@ def spectral_norms_of_matrices_upper_bound(matrices: Float64[Tensor, "batch n m"
     known = wide.abs().amax(dim=(-2, -1)).isfinite()
     scale = power_of_two(torch.where(known, wide.abs().amax(dim=(-2, -1)), 1.0))
     scaled = torch.where(known[:, None, None], wide / scale[:, None, None], 0.0)
-    n, m = scaled.shape[-2:]
-    frobenius = inflate(scaled.square().sum(dim=(-2, -1)), gamma(n * m + 1))
+    m = scaled.shape[-1]
+    forming = Upper(scaled).square().sum(-2, -1) * gamma(m) + m * TINY
     gram = scaled @ scaled.mT
     guess, below = quick_eigenvalue_guesses(gram, _ROUGH_STEPS)
     # Cholesky factorisations read the lower triangles alone: each of their entries is one inner product.
     squared = _verified_of(lambda index: -gram[index], guess, torch.maximum(below, _ROUGH * guess).clamp(min=2.0**-60))
-    squared = inflate(squared + gamma(m) * frobenius + m * TINY, gamma(4))
-    return torch.where(known, inflate(squared.sqrt(), 0.0) * scale, torch.inf)
+    return torch.where(known, (forming + squared).root().bound * scale, torch.inf)
 
 
 def _gram(wide: Tensor) -> Tensor:

@@ -89,13 +89,13 @@ def accuracy_chart(curves: Curves, total: int) -> AccuracyChart:
             curve.name,
             curve.title,
             curve.side,
-            _path(_steps(curve, curves.epsilons, total)),
+            _path(_steps(curve, curves.epsilons[: _seen(curve, curves)], total, curves.epsilons[-1])),
             layer=0 if curve.side == "at most" else 1 if curve.name == "radius" else 2,
         )
         for curve in curves.curves
     )
-    above = _steps(curves.falsified, curves.epsilons, total)
-    below = _steps(curves.certified, curves.epsilons, total)
+    ends = curves.epsilons, total, curves.epsilons[-1]
+    above, below = _steps(curves.falsified, *ends), _steps(curves.certified, *ends)
     gap = _path([*above, *reversed(below)]) + "Z"
     percent = tuple(Tick(k, f"{k}%") for k in range(0, 101, 20))
     return AccuracyChart(curves.name, lines, gap, axis_ticks(curves.epsilons[-1]), percent)
@@ -154,11 +154,21 @@ def ladder(bounds: tuple[Breakdown, ...], found: float | None) -> tuple[Rung, ..
     return tuple(rung(*entry) for entry in ordered)
 
 
-def _steps(curve: Curve, epsilons: tuple[float, ...], total: int) -> list[Point]:
-    """Return the corners of the staircase that is never on the wrong side of the curve."""
-    right = epsilons[-1] or 1.0
+def _seen(curve: Curve, curves: Curves) -> int:
+    """Return how many points of a curve say something: an upper one ends where witnesses, or the search, ended."""
+    count, attack = len(curves.epsilons), curves.curve("attack")
+    if curve.side == "at least" or attack is None:
+        return count
+    if curve.name == "search":
+        return 1 + max((k for k in range(count) if curve.counts[k] < attack.counts[k]), default=0)
+    return 1 + max((k for k in range(1, count) if curve.counts[k] < curve.counts[k - 1]), default=count - 1)
+
+
+def _steps(curve: Curve, epsilons: tuple[float, ...], total: int, end: float) -> list[Point]:
+    """Return the corners of the staircase that is never on the wrong side of the curve; `end` is the axis's."""
+    right = end or 1.0
     places = [
-        (SIDE * eps / right, SIDE * (1 - count / total)) for eps, count in zip(epsilons, curve.counts, strict=True)
+        (SIDE * eps / right, SIDE * (1 - count / total)) for eps, count in zip(epsilons, curve.counts, strict=False)
     ]
     corners = [places[0]]
     for (x0, y0), (x1, y1) in pairwise(places):

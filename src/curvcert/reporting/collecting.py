@@ -97,6 +97,7 @@ def report_data(
         inside_box=certificate.inside_box,
         required=tuple(required),
         check=check,
+        entries=_entries(x),
     )
 
 
@@ -129,11 +130,18 @@ def _inputs(certificate: Certificate, network: Network | None, x: Tensor | None)
     return x.detach().cpu().to(torch.float64)
 
 
+def _entries(x: Tensor | None) -> int | None:
+    """Return how many values an input has, if all of them look like those of pixels."""
+    if x is None or float(x.min()) < 0 or not 0 < float(x.max()) <= 1:
+        return None
+    return x[0].numel()
+
+
 def _require_same_labels(certificate: Certificate, y: Tensor | None) -> None:
     if y is None:
         return
     if y.shape != certificate.label.shape:
-        raise InvalidInput(f"y is one label a sample ({len(certificate)}), got shape {tuple(y.shape)}.")
+        raise InvalidInput(f"y is one label per sample ({len(certificate)}), got shape {tuple(y.shape)}.")
     differing = int((y.cpu() != certificate.label).sum())
     if differing:
         raise InvalidInput(
@@ -175,6 +183,11 @@ def _ranges(certificate: Certificate, asked: Sequence[float]) -> tuple[Curves, .
     if far > 1.5 * near:
         found.append(curves(certificate, _grid(far), "everything known"))
     return tuple(found)
+
+
+def common_grid(certificates: Sequence[Certificate], asked: Sequence[float]) -> tuple[float, ...]:
+    """Return perturbations for the curves of several certificates, as far as the largest certified radius."""
+    return _grid(nice_ceiling(max(*(_largest(one.radius) for one in certificates), *asked)))
 
 
 def _grid(top: float) -> tuple[float, ...]:
@@ -251,6 +264,7 @@ def _samples(certificate: Certificate, predicted: tuple[int | None, ...]) -> Sam
         search_radius=tuple(certificate.search_radius.tolist()),
         margin=tuple(certificate.margin.tolist()),
         method=certificate.method,
+        radii={name: tuple(value.tolist()) for name, value in certificate.radii.items()},
     )
 
 

@@ -54,7 +54,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Samples:
-    """One entry a sample in every column; `predicted` and `runner_up` are None where they are not known."""
+    """One entry per sample in every column; `predicted` and `runner_up` are None where they are not known."""
 
     label: tuple[int, ...]
     predicted: tuple[int | None, ...]
@@ -68,6 +68,7 @@ class Samples:
     search_radius: tuple[float, ...]
     margin: tuple[float, ...]
     method: tuple[str, ...]
+    radii: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -148,10 +149,11 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The weakest and the strongest samples; `missing` tells why there is none."""
+    """The weakest and the strongest samples, and the first ones as they come; `missing` tells why there is none."""
 
     weakest: tuple[Exhibit, ...] = ()
     strongest: tuple[Exhibit, ...] = ()
+    first: tuple[Exhibit, ...] = ()
     form: str = ""
     missing: str = ""
 
@@ -200,6 +202,8 @@ class ReportData:
     inside_box: bool = False
     required: tuple[Required, ...] = ()
     check: str | None = None
+    entries: int | None = None
+    """How many values one input has, where all lie between 0 and 1 as those of images do."""
 
     @property
     def norm(self) -> str:

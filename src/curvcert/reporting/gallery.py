@@ -17,6 +17,8 @@ from curvcert.reporting.pictures import amplification_of, draw_input, draw_step,
 from curvcert.rounding import inflate
 
 EACH = 8
+FIRST = 200
+"""How many samples have a picture to be shown when they are chosen."""
 
 
 def make_gallery(
@@ -26,7 +28,7 @@ def make_gallery(
     predicted: Sequence[int | None],
     searches: Sequence[Attack],
 ) -> Gallery:
-    """Return up to eight correct samples of the smallest radii, and as many others of the largest.
+    """Return up to eight correct samples of the smallest radii, as many others of the largest, and the first ones.
 
     A misclassified point is the certificate's witness, or one that a search found where that is nearer; the
     latter counts only where the network, evaluated here, misclassifies it.
@@ -40,7 +42,8 @@ def make_gallery(
     weakest = ranked[:EACH]
     strongest = ranked[len(weakest) :][-EACH:][::-1]
     low, high = _span(x[ranked])
-    points = _nearest_points(certificate, x, [*weakest, *strongest], network, searches)
+    first = range(min(FIRST, len(certificate)))
+    points = _nearest_points(certificate, x, sorted({*weakest, *strongest, *first}), network, searches)
 
     def exhibit(index: int) -> Exhibit:
         rival = int(certificate.pair_radius[index].argmin())
@@ -56,13 +59,14 @@ def make_gallery(
 
     shape = tuple(x.shape[1:])
     form = f"{form_of(shape)}s of shape {' x '.join(map(str, shape))}, {low:.3g} drawn black and {high:.3g} white"
-    return Gallery(tuple(map(exhibit, weakest)), tuple(map(exhibit, strongest)), form)
+    return Gallery(tuple(map(exhibit, weakest)), tuple(map(exhibit, strongest)), tuple(map(exhibit, first)), form)
 
 
 def _nearest_points(
     certificate: Certificate, x: Tensor, shown: Sequence[int], network: Network | None, searches: Sequence[Attack]
 ) -> dict[int, tuple[Tensor, str]]:
     """Return the nearest misclassified point known of each sample shown, and where it comes from."""
+    shown = [index for index in shown if bool(certificate.correct[index])]
     known = [index for index in shown if bool(certificate.attack_radius[index].isfinite())]
     places = {sample: place for place, sample in enumerate(certificate.witness_index.tolist())}
     # A misclassified input is its own witness, and none is stored.

@@ -10,12 +10,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from curvcert.errors import InvalidInput
 from curvcert.reporting.charts import accuracy_chart, bar_chart, ladder
-from curvcert.reporting.data import ReportData, Samples
+from curvcert.reporting.data import Exhibit, ReportData, Samples
 from curvcert.reporting.decimals import (
     ceil_to,
     decimals_for,
@@ -35,7 +35,7 @@ MOST_TEXT = 4_000
 MOST_NAME = 80
 MOST_CONCLUSIONS = 4
 
-FILES = ("report.html", "report.css", "report.js")
+FILES = ("report.html", "report.css", "report.js", "axes.html", "compare.html")
 
 _CERTIFIED = ("radius", "lipschitz_radius", "curvature_radius", "local_radius")
 _FOUND = ("attack_radius", "search_radius")
@@ -91,9 +91,14 @@ def safe_json(value: Any) -> Markup:
 def _render_with(data: ReportData, rows: int, cap: int) -> str:
     """Render twice: the page states its own size, rounded up with room for the digits."""
     context = _context(data, rows) | {"cap_mb": f"{cap / 2**20:g}"}
-    template = _environment().get_template("report.html")
+    template = template_of("report.html")
     size = len(template.render(context, size_kb=0).encode()) + 16
     return template.render(context, size_kb=f"{math.ceil(size / 1024):,}")
+
+
+def template_of(name: str) -> Template:
+    """Return one of the templates."""
+    return _environment().get_template(name)
 
 
 @cache
@@ -178,9 +183,32 @@ def _conclusions(data: ReportData) -> list[str]:
     where = f"in {data.norm}" + (f", inside the box {data.box}" if data.inside_box else "")
     return [
         f"At least {percent_floor(count, total)} of {total:,} samples keep the right class at every point within "
-        f"{eps:.6g} {where}."
+        f"{eps:.6g} {where}{_in_pixels(eps, data)}."
         for eps, count in zip(data.epsilons[:MOST_CONCLUSIONS], counts, strict=False)
     ]
+
+
+def _in_pixels(eps: float, data: ReportData) -> str:
+    """Say how far a radius moves the values of pixels, of which white is 255: one alone, and all at once.
+
+    >>> from types import SimpleNamespace
+    >>> _in_pixels(36 / 255, SimpleNamespace(entries=100, p=2.0))
+    ', which is one pixel value by up to 36 of 255, or all 100 by up to 3.6 each'
+    >>> _in_pixels(8 / 255, SimpleNamespace(entries=100, p=math.inf))
+    ', which is all 100 pixel values by up to 8 of 255 each'
+    """
+    if data.entries is None:
+        return ""
+    n = data.entries
+    each = _levels(eps * n ** (-1 / data.p))
+    if math.isinf(data.p):
+        return f", which is all {n:,} pixel values by up to {each} of 255 each"
+    return f", which is one pixel value by up to {_levels(eps)} of 255, or all {n:,} by up to {each} each"
+
+
+def _levels(share: float) -> str:
+    """Return a share of the range in steps of 1/255, rounded down but for the rounding of the share itself."""
+    return f"{min(255.0, math.floor(share * 255 * 100 * (1 + 1e-9)) / 100):g}"
 
 
 def _columns(samples: Samples) -> list[str]:
@@ -211,6 +239,9 @@ def _payload(data: ReportData, rows: int, decimals: int) -> dict[str, Any]:
         "predicted": samples.predicted[:rows],
         "correct": [int(ok) for ok in samples.correct[:rows]],
         "method": [place[name] for name in samples.method[:rows]],
+        "radii": {name: _rounded("radius", values[:rows], decimals) for name, values in samples.radii.items()},
+        "exhibits": {one.index: _pictured(one, decimals) for one in data.gallery.first if one.index < rows},
+        "runner_up": samples.runner_up[:rows],
         "numbers": {name: _rounded(name, getattr(samples, name)[:rows], decimals) for name in columns},
         "certified_to": _certified_to(data)[:rows],
         "broken_from": _broken_from(data)[:rows],
@@ -219,6 +250,19 @@ def _payload(data: ReportData, rows: int, decimals: int) -> dict[str, Any]:
             for curves in data.ranges
         ],
         "sides": {curve.name: curve.side for curve in data.ranges[0].curves},
+    }
+
+
+def _pictured(one: Exhibit, decimals: int) -> dict[str, Any]:
+    """Return what the page shows of a sample that is chosen."""
+    return {
+        "picture": one.picture,
+        "broken": one.broken_picture,
+        "step": one.step_picture,
+        "times": None if one.amplification is None else f"{one.amplification:,.1f}",
+        "distance": None if one.distance is None else _number(ceil_to(one.distance, decimals)),
+        "class": one.broken_class,
+        "source": one.source,
     }
 
 

@@ -14,7 +14,7 @@ MOST_PIXELS = 96
 
 _STRIP = 256
 
-# Okabe and Ito's blue and vermillion, apart for every kind of colour vision.
+# Okabe and Ito's blue and vermilion, apart for every kind of colour vision.
 _NEGATIVE = np.array([0, 114, 178], dtype=np.float64)
 _POSITIVE = np.array([213, 94, 0], dtype=np.float64)
 
@@ -40,7 +40,7 @@ def draw_input(x: Tensor, low: float, high: float) -> str:
 
 
 def draw_step(step: Tensor, amplification: float, span: float) -> str:
-    """Return a step as a data URI, amplified: blue below zero, white at zero, vermillion above.
+    """Return a step as a data URI, amplified: blue below zero, white at zero, vermilion above.
 
     A colour image's step is drawn about mid-grey, channel by channel.
     """

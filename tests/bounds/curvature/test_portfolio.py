@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from curvcert import trace
+from curvcert import curvature, trace
 from curvcert.activations import TANH
-from curvcert.bounds.curvature import CURVATURE_METHODS
-from curvcert.bounds.curvature.compositional import compositional_bound
+from curvcert.bounds.curvature import CURVATURE_METHODS, portfolio
+from curvcert.bounds.curvature.compositional import compositional_bound, glimpsed_recursion
 from curvcert.bounds.curvature.unrolled import unrolled_bound
 from curvcert.bounds.lipschitz.problem import Problem, make_problem
 from curvcert.bounds.types import SIDES, Side
@@ -43,6 +43,17 @@ def test_what_it_leaves_out_is_never_below_what_it_runs(name, widths, side) -> N
         assert bool((found <= rival.bound(problem).value * (1 + 1e-9)).all())
 
 
+@pytest.mark.parametrize("name", sorted(SMOOTH))
+def test_what_is_seen_from_a_point_is_never_above_the_larger_of_both_sides(name) -> None:
+    """The sums over layers of either side may both be below that of the larger of both, layer by layer."""
+    network, x = feed_forward((6, 8, 8, 4), SMOOTH[name], seed=1), 3 * randn(4, 6, seed=2)
+    everywhere = curvature(network, method="unrolled", pair="all").value
+    sides = [curvature(network, method="unrolled", pair="all", side=side).value for side in SIDES[1:]]
+    assert bool((everywhere <= torch.maximum(*sides) * (1 + 1e-12)).all())
+    anchored = curvature(network, method="anchored", at=x, pair="all").value
+    assert bool((anchored <= everywhere * (1 + 1e-12)).all())
+
+
 @pytest.mark.parametrize("p", [1, 1.5, 3, float("inf")])
 @pytest.mark.parametrize("name", ["sin", "gelu", "softplus(5)"])
 def test_the_recursion_is_never_below_in_other_norms(name, p) -> None:
@@ -63,7 +74,22 @@ def test_what_may_win_is_run() -> None:
     first, second = deep.blocks[0], deep.blocks[1]
     assert isinstance(first, Block)
     behind = Network.of_blocks((replace(first, G=Dense(randn(4, 4, seed=5))), second))
-    assert all(CURVATURE_METHODS[name].can_win(pairs(behind)) for name in RIVALS)
+    assert CURVATURE_METHODS["crc"].can_win(pairs(behind))
     assert CURVATURE_METHODS["crc"].can_win(pairs(feed_forward((3, 4, 2), TANH)))
-    assert CURVATURE_METHODS["compositional"].can_win(pairs(residual(3, 4, TANH)))
-    assert CURVATURE_METHODS["compositional"].can_win(make_problem(deep, 2, None, None, None, None, None))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_recursion_is_left_out_only_where_it_is_above(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = feed_forward((3, 5, 5, 2), TANH, seed=seed)
+    first, second = inner.blocks[0], inner.blocks[1]
+    assert isinstance(first, Block)
+    behind = Network.of_blocks((replace(first, G=Dense(randn(5, 5, seed=seed))), second))
+    method = CURVATURE_METHODS["compositional"]
+    questions = (pairs(behind), pairs(residual(3, 4, TANH)), make_problem(behind, 2, None, None, None, None, None))
+    for problem in questions:
+        rival, glimpsed = method.bound(problem).value, glimpsed_recursion(problem)
+        assert glimpsed is not None and bool((glimpsed <= rival * (1 + 1e-9)).all())
+        assert method.can_win(problem) or bool((unrolled_bound(problem).value <= rival).all())
+        monkeypatch.setattr(portfolio, "glimpsed_recursion", lambda _: torch.zeros((), dtype=torch.float64))
+        assert method.can_win(problem)
+        monkeypatch.undo()

@@ -13,7 +13,7 @@ block is 1-Lipschitz the recursion is the sum of the blocks' constants, the pape
 side alone is so of the last block: what is inside may bend either way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,15 +24,18 @@ from curvcert.bounds.curvature.blocks import block_curvature, scalar_block_forms
 from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.growth import Growth
 from curvcert.bounds.lipschitz.liplt import growth, loop_transformed
+from curvcert.bounds.lipschitz.monotone import residual_contraction_of
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.sloped import composed
 from curvcert.bounds.types import Bound, Global, LayerTerm
-from curvcert.network import Block
+from curvcert.network import Affine, Block
 from curvcert.network.rewriting.units import AbstractUnit
 from curvcert.operators import AbstractLinearMap
+from curvcert.operators.lanczos import glimpsed_norm
 from curvcert.operators.norm_rule import AbstractNorms, R
-from curvcert.propagation.slopes import stacked_size
-from curvcert.rounding import Upper
+from curvcert.operators.rows import row_norms_upper_bound
+from curvcert.propagation.slopes import moved_through, stacked_size
+from curvcert.rounding import TINY, Upper
 
 
 def compositional_bound(
@@ -79,6 +82,60 @@ def _recursion(
         K = found[unit.output] = (Upper(omega) * L * L + grown).bound
         per_layer += [LayerTerm(block.name, "block", omega, name), LayerTerm(block.name, "prefix", K, "compositional")]
     return found, per_layer
+
+
+def glimpsed_recursion(problem: Problem) -> Tensor | None:
+    """Return what the recursion in l2 would give with less than every norm in it; None for other norms.
+
+    A block's curvature is no less than a second derivative of one of the functions that its bounds cover.  Blocks with
+    constants of their own, which contract, count as nothing.
+    """
+    if problem.p != 2 or not (problem.scalars or problem.q == 2) or not problem.network.is_smooth:
+        return None
+    prefixes, units = growth(problem, problem.norms), problem.network.units
+    found = {0: torch.zeros((), dtype=torch.float64, device=problem.network.device)}
+    for unit in units:
+        last, bent = unit is units[-1], unit.activated
+        L = stacked_size([prefixes.of(source) for source in unit.sources], 2)
+        outer = _glimpses(problem, last)
+        omega, constant = torch.zeros_like(L), glimpsed_lipschitz(unit, problem, last)
+        if bent is not None and residual_contraction_of(bent.block) is None:
+            rows = last and problem.scalars
+            form = last_block_forms(bent.block, problem, problem.norms) if rows else _bent_most(bent.block)
+            omega = bent.block.activation.curvature_c * form
+        before = [found[source].unsqueeze(-1) if last and problem.scalars else found[source] for source in unit.sources]
+        found[unit.output] = omega * L * L + moved_through(unit, before, constant, 2, outer)
+    return found[units[-1].output]
+
+
+def glimpsed_lipschitz(unit: AbstractUnit, problem: Problem, last: bool) -> Tensor:
+    """Return less than `unit_lipschitz` in l2; 0 for a block with a constant of its own, which contracts."""
+    outer = _glimpses(problem, last)
+    if isinstance(unit.block, Affine):
+        return outer(unit.block.H)
+    if unit.activated is None or residual_contraction_of(unit.activated.block) is not None:
+        return torch.zeros((), dtype=torch.float64, device=problem.network.device)
+    parts = loop_transformed(unit.activated.block)
+    return outer(parts.linear) + parts.rho * outer(parts.G) * glimpsed_norm(parts.W)
+
+
+def _glimpses(problem: Problem, last: bool) -> Callable[[AbstractLinearMap], Tensor]:
+    """Return norms as one vector shows them; those of rows as they are bounded."""
+    if last and problem.scalars:
+        return partial(problem.final_norm, norms=problem.norms)
+    return glimpsed_norm
+
+
+def _bent_most(block: Block) -> Tensor:
+    r"""Return :math:`\|G (Wu)^{\circ 2}\|` for the unit vector u along the longest row of W."""
+    W = block.W
+    rows = row_norms_upper_bound(W, 2).flatten()
+    e = torch.zeros_like(rows)
+    e[rows.argmax()] = 1.0
+    u = W.adjoint(e.reshape(1, *W.out_shape))
+    u = u / torch.linalg.vector_norm(u).clamp(min=TINY)
+    size: Tensor = torch.linalg.vector_norm(block.G.apply(W.apply(u).square()))
+    return size
 
 
 def last_or_inner_curvature(

@@ -23,7 +23,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from curvcert.bounds.curvature.compositional import unit_lipschitz
+from curvcert.bounds.curvature.compositional import glimpsed_lipschitz, unit_lipschitz
 from curvcert.bounds.lipschitz.block_constants import block_product
 from curvcert.bounds.lipschitz.growth import quick
 from curvcert.bounds.lipschitz.on_torus import ImageGradients, image_gradients, images_of
@@ -36,6 +36,7 @@ from curvcert.network.rewriting.units import AbstractUnit, ActivatedUnit
 from curvcert.norms import conjugate
 from curvcert.operators import AbstractLinearMap, Composition, Identity, NormBounds, Zero
 from curvcert.operators.images import is_nearly_exact
+from curvcert.operators.lanczos import glimpsed_norm
 from curvcert.operators.norm_rule import AbstractNorms, R
 from curvcert.operators.segments import on_top_of_each_other, side_by_side
 from curvcert.propagation.gradient_intervals import GradientIntervals, Interval
@@ -181,10 +182,10 @@ class _GradientSizes(Generic[R]):
             candidates.append(self._sent_back(unit.output, block.G))
         if isinstance(block.G, Identity) or not self._plain:
             candidates.append((Upper(self._norm(block.G)) * self._of_value(unit.output)).bound)
-        passed = None if self._plain else self._passed(unit)
         later = self._levels[1 + next(place for place, level in enumerate(self._levels) if hidden in level) :]
         on_torus = self._of_image(hidden)
         if on_torus is None or self._is_cheap(hidden, later):
+            passed = None if self._plain else self._passed(unit)
             candidates.append(self._sum((hidden,), later, passed))
         candidates += [] if on_torus is None else [on_torus]
         return torch.stack(candidates).amin(dim=0)
@@ -247,31 +248,41 @@ class _GradientSizes(Generic[R]):
     def _of_value(self, value: int) -> Tensor:
         """Bound the gradient with respect to a value that a unit ends in, given those of later activations."""
         if value not in self._values:
-            found, on_torus = self._sent_back(value, None), self._of_image(value)
-            self._values[value] = found if on_torus is None else torch.minimum(found, on_torus)
+            on_torus = self._of_image(value)
+            if on_torus is None:
+                self._values[value] = self._sent_back(value, None)
+            elif bool((self._glimpsed_back(value) < on_torus).any()):
+                self._values[value] = torch.minimum(self._sent_back(value, None), on_torus)
+            else:  # what is sent back by the norms of single maps is more
+                self._values[value] = on_torus
         return self._values[value]
 
     def _sent_back(self, value: int, G: AbstractLinearMap | None) -> Tensor:
         """Bound what all readers of a value send back to it, or through G to what is in front of G."""
         return total(self._sent(unit, place, G) for unit, place in self._readers[value]).bound
 
-    def _sent(self, unit: AbstractUnit, place: int, G: AbstractLinearMap | None) -> Upper:
+    def _glimpsed_back(self, value: int) -> Tensor:
+        """Return less than what all readers of a value send back to it, with norms in l2 as one vector shows them."""
+        return total(self._sent(unit, place, None, seen=True) for unit, place in self._readers[value]).bound
+
+    def _sent(self, unit: AbstractUnit, place: int, G: AbstractLinearMap | None, seen: bool = False) -> Upper:
+        norm = glimpsed_norm if seen else self._norm
         bent, last = unit.activated, unit.output == self._end
         if bent is None:
             part = _through(unit.terms[place] if unit.terms else unit.H, G)
             if last:
                 return Upper(self._problem.final_norm(part, self._norms))
-            return Upper(self._norm(part)) * self._of_value(unit.output)
+            return Upper(norm(part)) * self._of_value(unit.output)
         block, steep = bent.block, Upper(self.activations[bent.hidden]) * _steepest(bent.block)
         if not block.is_residual:
-            return steep * self._norm(_through(bent.maps[place], G))
-        whole = Upper(self._of_unit(unit))
+            return steep * norm(_through(bent.maps[place], G))
+        whole = Upper(glimpsed_lipschitz(unit, self._problem, last) if seen else self._of_unit(unit))
         whole = whole if last else whole * self._of_value(unit.output)
         if G is not None:
             return whole * self._norm(G)
-        skip = Upper(self._problem.final_norm(block.H, self._norms) if last else self._norm(block.H))
+        skip = Upper(self._problem.final_norm(block.H, self._norms) if last else norm(block.H))
         skip = skip if last else skip * self._of_value(unit.output)
-        return least(whole, steep * self._norm(block.W) + skip)
+        return least(whole, steep * norm(block.W) + skip)
 
     def _passed(self, unit: ActivatedUnit) -> dict[int, Tensor]:
         """Bound how far later values move for a unit of an activation, by the constants of the blocks between."""

@@ -1,6 +1,7 @@
-r"""Curvature of scalar outputs over a ball: the sum of what the units add to it there (`propagation/hessians.py`).
+r"""Curvature over a ball: of a scalar, the sum of what the units add to it there (`propagation/hessians.py`).
 
-No unit's term exceeds that of the unrolled bound, and no gradient a global bound on it.
+No unit's term exceeds that of the unrolled bound, and no gradient a global bound on it.  The constants :math:`K_i` of
+the outputs give the vector's: :math:`\|(Df(x) - Df(y)) v\|_q \le \|(K_i)\|_q \|x - y\|_p \|v\|_p`.
 """
 
 import math
@@ -20,14 +21,17 @@ from curvcert.errors import InvalidInput
 from curvcert.propagation.analysis import JACOBIAN_ROWS, OverBalls
 from curvcert.propagation.gradient_intervals import Interval
 from curvcert.propagation.hessians import curvature_term
-from curvcert.rounding import total
+from curvcert.rounding import norm_upper_bound_of_vectors, total
 
 
 def local_curvature_bound(problem: Problem) -> Bound:
-    """Bound the curvature of scalar outputs over balls about a batch of points."""
+    """Bound the curvature over balls about a batch of points."""
     problem.network.require_smooth()
     if not isinstance(problem.scope, Ball):
         raise InvalidInput("The local bound needs a ball: pass at=x and radius=r.")
+    if not problem.scalars:
+        each = local_curvature_bound(replace(problem, scalars=True))
+        return replace(each, value=norm_upper_bound_of_vectors(each.value, problem.q, 1))
     bound = _from_side(problem)
     uneven = not problem.network.has_constants or bends_unevenly(problem)
     if problem.side != "both" or problem.p != 2 or not uneven:

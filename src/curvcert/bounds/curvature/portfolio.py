@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
-from curvcert.bounds.curvature.compositional import compositional_bound
+from curvcert.bounds.curvature.compositional import compositional_bound, glimpsed_recursion
 from curvcert.bounds.curvature.local import local_curvature_bound
 from curvcert.bounds.curvature.singla2020 import crc_bound, reason_to_skip_crc
-from curvcert.bounds.curvature.unrolled import is_never_above_the_recursion, unrolled_bound
-from curvcert.bounds.lipschitz.growth import Growth
+from curvcert.bounds.curvature.unrolled import decided_by_sides, is_never_above_the_recursion, unrolled_bound
+from curvcert.bounds.lipschitz.growth import Growth, quick
 from curvcert.bounds.lipschitz.method import AbstractCurvatureMethod, applying, chosen, least, run, steps, within
 from curvcert.bounds.lipschitz.problem import Pair, Problem, make_problem
 from curvcert.bounds.lipschitz.through_l2 import through_l2
@@ -41,13 +41,19 @@ class Compositional(AbstractCurvatureMethod):
         return None
 
     def can_win(self, problem: Problem) -> bool:
-        """Whether it may be below the unrolled bound."""
-        return not is_never_above_the_recursion(problem)
+        """Whether it may be below the unrolled bound: not where its own steps, seen from below, add up to more."""
+        if is_never_above_the_recursion(problem):
+            return False
+        glimpsed = glimpsed_recursion(problem)
+        return glimpsed is None or bool((problem.shaped(glimpsed) < unrolled_bound(problem).value).any())
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""
-        prefixes = None if self.paths else Growth(problem, problem.norms, paths=False)
-        bound = compositional_bound(problem, problem.norms, self.block_bounds, prefixes)
+        norms, prefixes = problem.norms, None
+        if not self.paths:
+            norms = problem.once("quick norms", lambda: quick(problem.norms))
+            prefixes = Growth(problem, problem.norms, paths=False)
+        bound = compositional_bound(problem, norms, self.block_bounds, prefixes)
         return replace(bound, methods=(self.name,))
 
 
@@ -105,8 +111,9 @@ class AnchoredCurvature(AbstractCurvatureMethod):
         bound = anchored_curvature_bound(both)
         crc = CRC()
         everywhere = [crc_bound(problem)] if crc.reason_to_skip(problem) is None and crc.can_win(problem) else []
-        # Those of scalars from both sides are in it, term by term.
-        everywhere += [] if both is problem and problem.scalars else [unrolled_bound(problem)]
+        # Those of scalars from both sides are in it, term by term; not so the larger of the two sides' sums.
+        in_it = both is problem and problem.scalars and not decided_by_sides(problem)
+        everywhere += [] if in_it else [unrolled_bound(problem)]
         everywhere += [] if both is problem else [compositional_bound(problem, problem.norms)]
         value = torch.stack([bound.value, *(one.value.expand_as(bound.value) for one in everywhere)]).amin(dim=0)
         return replace(bound, value=value, side=problem.side)
@@ -120,10 +127,8 @@ class LocalCurvature(AbstractCurvatureMethod):
     name: str = "local"
 
     def reason_to_skip(self, problem: Problem) -> str | None:
-        """Apply to scalar outputs over a ball."""
-        if not isinstance(problem.scope, Ball):
-            return "local: needs at=x and radius=r"
-        return None if problem.scalars else "local: needs a scalar output, a pair or a logit"
+        """Apply to a ball."""
+        return None if isinstance(problem.scope, Ball) else "local: needs at=x and radius=r"
 
     def bound(self, problem: Problem) -> Bound:
         """Bound the constant."""

@@ -51,6 +51,7 @@ from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.types import SIDES, Bound, Global, LayerTerm, Side
 from curvcert.network import Block
 from curvcert.network.nodes import ElementwiseNode
+from curvcert.network.rewriting.units import ActivatedUnit
 from curvcert.operators import AbstractLinearMap, Identity, Reshape
 from curvcert.operators.khatri_rao import root_of_product
 from curvcert.operators.weighted import GRAM_SIZE, congruent_eigenvalues
@@ -67,26 +68,24 @@ CANDIDATES = (
     "gradient, pre-activations",
     "gradient norm, lipsdp",
     "gradient entries, lipsdp",
-    "gradient entries, multipliers",
     "gradient behind the block",
     "last block",
 )
 """The bounds on a term, of which the least counts."""
 
+_BY_MULTIPLIERS = "gradient entries, multipliers"
+"""One more, where it is asked for."""
+
+_WORTH = 0.005
+"""The share of the sum over layers that a search for multipliers must be able to save: what it is near the optimum."""
+
 
 def unrolled_bound(problem: Problem) -> Bound:
     """Bound the curvature of scalar outputs, or of all as one vector, by a sum over layers."""
     problem.network.require_smooth()
-    sides: tuple[Side, ...] = (problem.side,)
-    if problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem):
-        # In l2 the norm of a second derivative is the larger of its two sides, and neither exceeds both together.
-        sides = SIDES[1:]
-    questions = [problem.seen_from(side) for side in sides]
-    total = torch.stack([_total(one) for one in questions]).amax(dim=0)
-    per_layer = tuple(
-        replace(one, value=torch.stack([terms[hidden].value for terms in map(unrolled_terms, questions)]).amax(dim=0))
-        for hidden, one in unrolled_terms(questions[0]).items()
-    )
+    sides: tuple[Side, ...] = SIDES[1:] if decided_by_sides(problem) else (problem.side,)
+    total = torch.stack([_total(problem.seen_from(side)) for side in sides]).amax(dim=0)
+    per_layer = tuple(unrolled_terms(problem).values())
     bound = problem.norms.result(
         problem.shaped(total), problem.p, problem.q, Global(), "unrolled", per_layer, problem.network.assumes
     )
@@ -104,6 +103,14 @@ def is_never_above_the_recursion(problem: Problem) -> bool:
     units = problem.network.activated
     plain = len(units) == len(problem.network.units) and not any(unit.is_residual for unit in units)
     return plain and all(isinstance(unit.block.G, Identity | Reshape) for unit in units[:-1])
+
+
+def decided_by_sides(problem: Problem) -> bool:
+    """Whether the sides of a scalar say more than both: in l2 the norm of a second derivative is the larger of them.
+
+    Neither exceeds what bounds both together, layer by layer.
+    """
+    return problem.scalars and problem.side == "both" and problem.p == 2 and bends_unevenly(problem)
 
 
 def bends_unevenly(problem: Problem) -> bool:
@@ -130,26 +137,59 @@ def unrolled_terms(problem: Problem) -> dict[int, LayerTerm]:
 
 
 def _terms(problem: Problem) -> dict[int, LayerTerm]:
+    if not decided_by_sides(problem):
+        return _searched(problem, _found_alone(problem))
+    above, below = (unrolled_terms(problem.seen_from(side)) for side in SIDES[1:])
+    return {k: replace(term, value=torch.maximum(term.value, below[k].value)) for k, term in above.items()}
+
+
+def _least_term(term: LayerTerm, other: LayerTerm) -> LayerTerm:
+    """Return the lesser for each output, named after the one that won most of them."""
+    lower = other.value < term.value
+    winner = other if int(lower.sum()) * 2 > lower.numel() else term
+    return replace(winner, value=torch.where(lower, other.value, term.value))
+
+
+def _searched(problem: Problem, terms: dict[int, LayerTerm]) -> dict[int, LayerTerm]:
+    """Return the terms with those by LipSDP's best multipliers, where a search for these is asked for and pays."""
+    if not terms or problem.most_work == 0:
+        return terms
+    known, weights, c = {}, {}, {}
+    for unit in problem.network.activated:
+        c[unit.hidden] = unit.block.activation.curvature_c
+        known[unit.hidden] = terms[unit.hidden].value
+        weights[unit.hidden] = _weights(problem, unit)
+    sums = torch.stack([*known.values()]).sum(dim=0)
+    # Of sums that overflow nothing is known: there inf - inf stands for inf.
+    wanted = {k: ((value - _WORTH * sums) / max(c[k], TINY)).nan_to_num(torch.inf) for k, value in known.items()}
+    reaches = weighted_reaches(problem, weights, wanted)
+    return {
+        k: _least_term(term, replace(term, value=(Upper(reaches[k]) * c[k]).bound, method=_BY_MULTIPLIERS))
+        if k in reaches
+        else term
+        for k, term in terms.items()
+    }
+
+
+def _weights(problem: Problem, unit: ActivatedUnit) -> Tensor:
+    gradients = problem.once("gradients", lambda: gradient_bounds(problem, problem.norms))
+    return gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
+
+
+def _found_alone(problem: Problem) -> dict[int, LayerTerm]:
     norms, units = problem.norms, problem.network.units
     prefixes, metrics = growth(problem, norms), _metrics(problem)
     gradients = problem.once("gradients", lambda: gradient_bounds(problem, norms))
-    weighed = {
-        unit.hidden: gradients[unit.hidden].interval.weights(unit.block.activation, problem.side)
-        for unit in problem.network.activated
-    }
-    reaches = weighted_reaches(problem, weighed)
     found = {}
     for unit in problem.network.activated:
         block = unit.block
         working_on(block.name)
-        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), weighed[unit.hidden]
+        gradient, metric, weights = gradients[unit.hidden], metrics.get(unit.hidden), _weights(problem, unit)
         L = stacked_size([prefixes.of(source) for source in unit.sources], problem.p)
         if metric is not None and metric.of_activations:
             L = torch.minimum(L, Upper(metric.metric.norm).root().bound)
         candidates = _terms_of_pre_activations(gradient.size, weights, prefixes.before(unit.hidden), problem)
         candidates |= _term_of_size(block, gradient.size, L, problem)
-        if unit.hidden in reaches:
-            candidates["gradient entries, multipliers"] = reaches[unit.hidden]
         candidates |= _contraction_terms(block, gradient, L, problem)
         # Those that factorise a matrix for each output come last: where they cannot give less, they don't.
         if metric is not None:

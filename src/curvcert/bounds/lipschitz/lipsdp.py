@@ -33,6 +33,9 @@ from curvcert.operators.verified import dominating_factor, inverse_form_upper_bo
 from curvcert.propagation.neuron_maps import Enclosed, NeuronMaps, neuron_maps
 from curvcert.rounding import TINY, Upper, gamma, inflate, norm_upper_bound_of_vectors, power_of_two
 
+_POWER_STEPS = 12
+"""Steps towards the direction in which a network moves furthest; any direction shows that a search cannot pay."""
+
 
 def reason_to_skip_search(problem: Problem, most_work: float, together: bool = False) -> str | None:
     """Say why no multipliers are to be had, or None; `together` asks for one search for all scalar outputs."""
@@ -228,12 +231,15 @@ def _proven_square(form: QuadraticForm, T: Tensor) -> Tensor:
     return inverse_form_upper_bound(D[:, None] * M * D, form.C.value * D, form.matrix_error(T, D), C_error)
 
 
-def weighted_reaches(problem: Problem, weights: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def weighted_reaches(
+    problem: Problem, weights: Mapping[int, Tensor], wanted: Mapping[int, Tensor]
+) -> dict[int, Tensor]:
     r"""Bound :math:`\sum_l w_l |\Delta z_l|^2 / \|\Delta x\|^2` over the neurons of a node for each row w of weights.
 
     Nodes are named by their numbers; those of the first level, which are linear in the input, are left out, and all
     where the search would take more than `Problem.most_work`.  Multipliers are searched for each row by itself where
-    that leaves room, and otherwise for the mean of all rows.
+    that leaves room, and otherwise for the mean of all rows.  A row is left at inf where its bound cannot be below what
+    is wanted, since one network with these slopes attains more.
     """
     if reason_to_skip_search(problem, problem.most_work, together=True) is not None:
         return {}
@@ -248,8 +254,26 @@ def weighted_reaches(problem: Problem, weights: Mapping[int, Tensor]) -> dict[in
         form_there = form.before_level(number, earlier)
         for k in level:
             roots = weights[k].flatten(1).sqrt() * scaled.before[scaled.places[k]]
-            found[k] = _reaches(form_there, form.rows(scaled.places[k], earlier), first[:earlier], roots, alone)
+            rows, size = form.rows(scaled.places[k], earlier), wanted[k]
+            found[k] = torch.full_like(size, torch.inf)
+            if bool((pays := _attained(form_there, rows, roots) < size).any()):
+                found[k][pays] = _reaches(form_there, rows, first[:earlier], roots[pays], alone)
     return found
+
+
+def _attained(form: QuadraticForm, rows: Enclosed, roots: Tensor) -> Tensor:
+    """Return what the network attains whose slopes are all the largest, as computed: no multipliers give less."""
+    eye = torch.eye(len(form.beta), dtype=form.beta.dtype, device=form.beta.device)
+    inner = form.beta[:, None] * form.Z.value
+    activations = torch.linalg.solve_triangular(
+        eye - inner[:, form.inputs :], inner[:, : form.inputs], upper=False, unitriangular=True
+    )
+    J = rows.value[:, : form.inputs] + rows.value[:, form.inputs :] @ activations
+    v = torch.ones(len(roots), J.shape[1], dtype=J.dtype, device=J.device)
+    for _ in range(_POWER_STEPS):
+        v = torch.nn.functional.normalize((roots.square() * (v @ J.mT)) @ J, dim=1)
+    attained: Tensor = (roots * (v @ J.mT)).square().sum(dim=1)
+    return attained
 
 
 def _reaches(form: QuadraticForm, rows: Enclosed, first: Tensor, roots: Tensor, alone: bool) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from curvcert.activations import power
 from curvcert.bounds.lipschitz.problem import Problem
 from curvcert.bounds.lipschitz.underflow import require_room_for_products
 from curvcert.bounds.types import Ball, Bound, Global
@@ -56,14 +57,27 @@ def without_constants(network: Network) -> UnsupportedModule:
     """Return the error for a question about all inputs, where an activation, or a product, has no largest slope."""
     nodes = (node for node in network.nodes if isinstance(node, ElementwiseNode))
     node = next(node for node in nodes if not node.activation.is_bounded)
-    what = "a product of values that have no bounds" if node.activation.name == "power(2)" else node.activation.name
+    what = "A product of values without ends" if node.activation.name == "power(2)" else node.activation.name
     return UnsupportedModule(
-        f"{node.name or what}: {what} has no largest slope, so that this network has no constant over all inputs. Ask "
-        "for one over a ball: at=x, radius=r."
+        f"{what} has no largest slope, so that no constant over all inputs is known (at {node.name!r}). Ask for one "
+        "over a ball: at=x, radius=r."
     )
 
 
 _LOG = logging.getLogger(__name__)
+
+_OVER_ALL_INPUTS = (
+    "the network multiplies values, each of which counts with all that it can ever be: a constant over a ball (at=x, "
+    "radius=r) may be smaller by orders of magnitude."
+)
+
+
+def notices(problem: Problem) -> tuple[str, ...]:
+    """Return what to know of a constant before use."""
+    nodes = (node for node in problem.network.nodes if isinstance(node, ElementwiseNode))
+    multiplies = any(node.activation.name == power(2.0).name for node in nodes)
+    return (_OVER_ALL_INPUTS,) if multiplies and not isinstance(problem.scope, Ball) else ()
+
 
 M = TypeVar("M", bound=AbstractMethod)
 
@@ -97,7 +111,7 @@ def run(method: AbstractMethod, problem: Problem, floor: float) -> Bound:
     _require_what_was_asked(bound, problem)
     value = bound.value.clamp(min=floor)
     value = problem.over_samples(value) if isinstance(bound.scope, Global) else value
-    return replace(bound, value=value, side=problem.side)
+    return replace(bound, value=value, side=problem.side, notes=notices(problem))
 
 
 def _require_what_was_asked(bound: object, problem: Problem) -> None:
@@ -129,14 +143,18 @@ def applying(methods: Iterable[M], problem: Problem, local: str) -> list[M]:
     return [method for method in methods if method.name == local]
 
 
-Step = tuple[str, Callable[[], Bound]]
-"""The name of a method, and how it is run."""
+Step = tuple[str, Callable[[], Bound | None]]
+"""The name of a method, and how it is run: None where it cannot be the best."""
 
 
 def steps(methods: Iterable[AbstractMethod], problem: Problem, floor: float) -> list[Step]:
-    """Return a step for every method that applies and may be the best, in the table's order: the cheapest first."""
+    """Return a step for every method that applies, in the table's order: the cheapest first."""
     applying = [method for method in methods if method.reason_to_skip(problem) is None]
-    return [(method.name, partial(run, method, problem, floor)) for method in applying if method.can_win(problem)]
+    return [(method.name, partial(_run_if_it_can_win, method, problem, floor)) for method in applying]
+
+
+def _run_if_it_can_win(method: AbstractMethod, problem: Problem, floor: float) -> Bound | None:
+    return run(method, problem, floor) if method.can_win(problem) else None
 
 
 def within(budget: Budget | None, plan: Sequence[Step]) -> tuple[list[Bound], tuple[str, ...]]:
@@ -145,7 +163,8 @@ def within(budget: Budget | None, plan: Sequence[Step]) -> tuple[list[Bound], tu
     for k, (name, work) in enumerate(plan):
         try:
             with at_work(name), nullcontext() if budget is None or k == 0 else budget.limits():
-                found.append(work())
+                bound = work()
+                found += [] if bound is None else [bound]
         except OutOfTime:
             if budget is None or k == 0:
                 raise  # a budget around this one is spent

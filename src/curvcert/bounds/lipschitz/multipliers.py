@@ -11,7 +11,8 @@ outputs :math:`\Delta f = Cy` have :math:`\|\Delta f\|^2 \le \lambda_{max}(C M^{
 
 The least :math:`\rho` with :math:`F = [[M, C^T], [C, \rho I]] \succ 0` is a convex problem in T.  Newton's method
 follows the minima of :math:`\rho/\mu - \log\det F` as :math:`\mu` falls.  F's derivatives have rank 2, so that a step
-costs a few products of matrices of F's size.
+costs a few products of matrices of M's size: what is factorised is :math:`S = M - C^T C / \rho`, and
+:math:`\det F = \rho^q \det S` with q outputs.
 
 Reference: Fazlyab et al. (NeurIPS 2019), whose multipliers are diagonal (LipSDP-neuron).
 """
@@ -160,7 +161,8 @@ def best_multipliers(form: QuadraticForm, T: Tensor, first_mu: float = _FIRST_MU
     if not 0 < before < math.inf:
         return T
     mu, last = first_mu * before, last_mu / len(T)
-    point = _at(form, T, before + len(form.C.value) * mu)
+    C = form.C.value
+    point = _at(form, C.mT @ C, T, before + len(C) * mu, form.matrix(T))
     for _ in range(_MOST_STEPS):
         newton = None if point is None else _newton(point)
         if point is None or newton is None:
@@ -178,31 +180,32 @@ def best_multipliers(form: QuadraticForm, T: Tensor, first_mu: float = _FIRST_MU
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """Multipliers and rho, with F there and its Cholesky factor."""
+    """Multipliers and rho, with M there, C'C, and the Cholesky factor of S."""
 
     form: QuadraticForm
+    gram: Tensor
     T: Tensor
     rho: float
-    F: Tensor
+    M: Tensor
     R: Tensor
 
-    @property
+    @cached_property
     def kept_positive(self) -> Tensor:
         """1 where F's definiteness does not keep a multiplier positive, so that it has a barrier of its own; else 0."""
         return (self.form.alpha * self.form.beta > 0).to(self.T)
 
+    @cached_property
     def barrier(self) -> float:
-        """Return the barrier's value."""
-        return -2 * float(self.R.diagonal().log().sum()) - float((self.kept_positive * self.T.log()).sum())
+        """The barrier's value."""
+        of_S = 2 * float(self.R.diagonal().log().sum())
+        return -of_S - len(self.form.C.value) * math.log(self.rho) - float((self.kept_positive * self.T.log()).sum())
 
 
-def _at(form: QuadraticForm, T: Tensor, rho: float) -> _Point | None:
-    n, q = form.Z.value.shape[1], len(form.C.value)
-    F = torch.zeros(n + q, n + q, dtype=T.dtype, device=T.device)
-    F[:n, :n], F[n:, :n], F[:n, n:] = form.matrix(T), form.C.value, form.C.value.mT
-    F.diagonal()[n:] = rho
-    R, info = torch.linalg.cholesky_ex(F)
-    return None if int(info) != 0 else _Point(form, T, rho, F, R)
+def _at(form: QuadraticForm, gram: Tensor, T: Tensor, rho: float, M: Tensor) -> _Point | None:
+    if not rho > 0:
+        return None
+    R, info = torch.linalg.cholesky_ex(M - gram / rho)
+    return None if int(info) != 0 or not bool((T > 0).all()) else _Point(form, gram, T, rho, M, R)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,23 +235,25 @@ def _newton(point: _Point) -> _Newton | None:
 
     With :math:`G = F^{-1}`, the derivative of F in :math:`T_l` is :math:`-(u v^T + v u^T)` for the rows u of U and v of
     V, and so the second derivatives of :math:`-\log\det F` are
-    :math:`2 (UGU^T \circ VGV^T + UGV^T \circ VGU^T)`.
+    :math:`2 (UGU^T \circ VGV^T + UGV^T \circ VGU^T)`.  On F's last rows U and V are 0, and G is
+    :math:`-C S^{-1} / \rho` and :math:`I / \rho + C S^{-1} C^T / \rho^2`.
     """
     checkpoint()
-    form, T, m = point.form, point.T, point.form.Z.value.shape[1]
+    form, C, T, rho = point.form, point.form.C.value, point.T, point.rho
     G = torch.cholesky_inverse(point.R)
     U_is_E = not bool(form.alpha.any())
-    UG = G[form.inputs : m] if U_is_E else form.U @ G[:m]
-    VG = form.V @ G[:m]
-    UGV = UG[:, :m] @ form.V.mT
-    UGU = UG[:, form.inputs : m] if U_is_E else UG[:, :m] @ form.U.mT
+    UG = G[form.inputs :] if U_is_E else form.U @ G
+    VG = form.V @ G
+    UGV = UG @ form.V.mT
+    UGU = UG[:, form.inputs :] if U_is_E else UG @ form.U.mT
+    CGC = C @ G @ C.mT / rho
+    trace = CGC.diagonal().sum()
     H = torch.empty(len(T) + 1, len(T) + 1, dtype=T.dtype, device=T.device)
-    H[:-1, :-1] = 2 * T[:, None] * (UGU * (VG[:, :m] @ form.V.mT) + UGV * UGV.mT) * T
+    H[:-1, :-1] = 2 * T[:, None] * (UGU * (VG @ form.V.mT) + UGV * UGV.mT) * T
     H[:-1, :-1].diagonal().add_(point.kept_positive)
-    H[-1, :-1] = H[:-1, -1] = -2 * point.rho * T * (UG[:, m:] * VG[:, m:]).sum(dim=1)
-    H[-1, -1] = point.rho**2 * G[m:, m:].square().sum()
-    of_rho = -point.rho * G[m:, m:].diagonal().sum()
-    gradient = torch.cat([2 * T * UGV.diagonal() - point.kept_positive, of_rho[None]])
+    H[-1, :-1] = H[:-1, -1] = -2 / rho * T * ((UG @ C.mT) * (VG @ C.mT)).sum(dim=1)
+    H[-1, -1] = len(C) + 2 * trace + CGC.square().sum()
+    gradient = torch.cat([2 * T * UGV.diagonal() - point.kept_positive, (-len(C) - trace)[None]])
     R, info = torch.linalg.cholesky_ex(H)
     if int(info) != 0:
         return None
@@ -257,26 +262,20 @@ def _newton(point: _Point) -> _Newton | None:
     directions = -torch.cholesky_solve(torch.stack([gradient, along_rho], dim=1), R)
     if not bool(torch.isfinite(directions).all()):
         return None
-    return _Newton(gradient, directions[:, 0], directions[:, 1], point.rho)
+    return _Newton(gradient, directions[:, 0], directions[:, 1], rho)
 
 
 def _searched(point: _Point, newton: _Newton, mu: float) -> _Point | None:
     """Return a point along a step where rho / mu plus the barrier is less, or None where rounding hides it."""
     step = newton.step(mu)
-    form, T, m = point.form, point.T, point.form.Z.value.shape[1]
-    change = torch.zeros_like(point.F)
-    change[:m, :m] = form.weighed(T * step[:-1])
-    change.diagonal()[m:] = point.rho * step[-1]
+    change = point.form.weighed(point.T * step[:-1])
 
     def tried(length: float) -> tuple[float, _Point | None]:
-        multipliers = T + length * T * step[:-1]
-        R, info = torch.linalg.cholesky_ex(point.F + length * change)
-        if int(info) != 0 or not bool((multipliers > 0).all()):
-            return math.inf, None
-        found = _Point(form, multipliers, point.rho * (1 + length * float(step[-1])), point.F + length * change, R)
-        return found.rho / mu + found.barrier(), found
+        T, rho = point.T * (1 + length * step[:-1]), point.rho * (1 + length * float(step[-1]))
+        found = _at(point.form, point.gram, T, rho, point.M + length * change)
+        return (math.inf, None) if found is None else (found.rho / mu + found.barrier, found)
 
-    here = point.rho / mu + point.barrier()
+    here = point.rho / mu + point.barrier
     length = min(1.0, 4 / (1 + newton.decrement(mu)))
     value, found = tried(length)
     while not value < here and length > _SHORTEST:

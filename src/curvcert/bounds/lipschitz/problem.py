@@ -135,8 +135,11 @@ def make_problem(
         raise InvalidInput(f"side is one of {', '.join(SIDES)}, got {side!r}.")
     if side != "both" and pair is None and logit is None and network.outputs > 1:
         raise InvalidInput(f"A curvature from {side} is that of a scalar. Pass pair=(i, j), pair='all' or logit=i.")
-    question = _question(network.for_bounds, p, q, at, radius, pair, logit)
-    return replace(question, side=side)
+    read = network.for_bounds
+    if at is not None and radius is not None:
+        # Over balls, products are scaled by how far their factors move there.
+        read = network.for_bounds_about(network.require_batch(at).detach())
+    return replace(_question(read, p, q, at, radius, pair, logit), side=side)
 
 
 def _question(

@@ -28,9 +28,9 @@ def through_l2(methods: Iterable[AbstractMethod], problem: Problem, floor: float
     factor, scope = into**order * out * (1 + 4 * UNIT_ROUNDOFF), problem.scope
     wider = Ball(scope.x, (Upper(scope.r) * into).bound) if isinstance(scope, Ball) else scope
 
-    def carried(work: Callable[[], Bound]) -> Bound:
+    def carried(work: Callable[[], Bound | None]) -> Bound | None:
         bound = work()
-        return replace(
+        return bound and replace(
             bound,
             value=(Upper(bound.value) * factor).bound,
             p=problem.p,

@@ -29,7 +29,9 @@ from curvcert.certificates.methods.balls import Centres, largest_radii
 from curvcert.certificates.methods.method import AbstractStep, Samples
 from curvcert.certificates.radii import decided
 from curvcert.network.evaluation import Evaluation, evaluate_with_error
-from curvcert.propagation.expansion import Ball, Expansion, Form, Functions
+from curvcert.propagation.expansion import Expansion
+from curvcert.propagation.expansion_remainders import Ball
+from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.propagation.reach import NetworkFacts
 from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
 

@@ -118,6 +118,7 @@
   let order = { key: "index", ascending: true };
   let page = 0;
   let shown = rows;
+  let chosen = null;
 
   const compare = (a, b) => {
     const left = value(order.key, a);
@@ -148,13 +149,24 @@
   const tableRow = (row) => {
     const line = document.createElement("tr");
     if (!data.correct[row]) line.className = "wrong";
-    line.append(cell(String(row), "number"), cell(name(data.label[row]), "name"), cell(name(data.predicted[row]), "name predicted"));
+    if (row === chosen) line.classList.add("is-chosen");
+    const first = cell("", "number");
+    const open = document.createElement("button");
+    open.type = "button";
+    open.className = "open";
+    open.textContent = String(row);
+    open.setAttribute("aria-label", `Show sample ${row}`);
+    first.append(open);
+    line.addEventListener("click", () => { choose(row); byId("sample").focus(); });
+    line.append(first, cell(name(data.label[row]), "name"), cell(name(data.predicted[row]), "name predicted"));
     data.columns.forEach((key) => line.append(cell(number(data.numbers[key][row], data.decimals), key === "radius" ? "number strong" : "number")));
     line.append(cell(value("method", row), "name"));
     return line;
   };
+  const paper = window.matchMedia("print");
+  const MOST_PRINTED = 1000;
   const showPage = () => {
-    const size = Number(controls.size.value);
+    const size = paper.matches ? MOST_PRINTED : Number(controls.size.value);
     const last = Math.max(0, Math.ceil(shown.length / size) - 1);
     page = Math.min(last, Math.max(0, page));
     const part = shown.slice(page * size, (page + 1) * size);
@@ -168,21 +180,131 @@
       line.append(none);
       body.replaceChildren(line);
     }
+    const whole = part.length === shown.length;
+    byId("range").textContent = whole ? "" : `, ${page ? `rows ${page * size + 1} to ${page * size + part.length}` : `the first ${part.length}`} of these`;
     byId("page").textContent = `Page ${page + 1} of ${last + 1}`;
     byId("matches").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} samples`;
     byId("first").disabled = byId("previous").disabled = page === 0;
     byId("last").disabled = byId("next").disabled = page === last;
   };
-  const refresh = () => {
+  const select = () => {
     controls.epsilon.disabled = !["certified", "broken", "undecided"].includes(controls.status.value);
     shown = filtered().sort(compare);
     page = 0;
     showPage();
   };
-  all("#sample-table th[data-key]").forEach((heading) => heading.querySelector("button").addEventListener("click", () => {
+
+  // ---- the address holds the filters, so that it can be handed on ----
+  const PLAIN = { text: "", label: "", status: "", epsilon: "0", size: "25" };
+  const writeAddress = () => {
+    const held = new URLSearchParams();
+    Object.entries(controls).forEach(([key, control]) => { if (control.value !== PLAIN[key]) held.set(key, control.value); });
+    if (order.key !== "index" || !order.ascending) held.set("sort", `${order.ascending ? "" : "-"}${order.key}`);
+    if (page) held.set("page", String(page + 1));
+    if (chosen !== null) held.set("sample", String(chosen));
+    if (String(held)) history.replaceState(null, "", `#samples?${held}`);
+    else if (location.hash.startsWith("#samples?")) history.replaceState(null, "", "#samples");
+  };
+  const readAddress = () => {
+    if (!location.hash.startsWith("#samples?")) return;
+    const held = new URLSearchParams(location.hash.slice(9));
+    Object.entries(controls).forEach(([key, control]) => {
+      const wanted = held.get(key) ?? PLAIN[key];
+      control.value = key === "text" || [...control.options].some((option) => option.value === wanted) ? wanted : PLAIN[key];
+    });
+    const sort = held.get("sort") || "index";
+    const key = sort.replace(/^-/, "");
+    const known = headings.some((heading) => heading.dataset.key === key);
+    order = known ? { key, ascending: !sort.startsWith("-") } : { key: "index", ascending: true };
+    showOrder();
+    const wanted = Number(held.get("page") || 1) - 1;
+    const sample = held.get("sample");
+    select();
+    page = Number.isInteger(wanted) ? wanted : 0;
+    showPage();
+    choose(/^\d+$/.test(sample ?? "") && rows.includes(Number(sample)) ? Number(sample) : null);
+    byId("samples").scrollIntoView();
+  };
+
+  // ---- one sample: its picture, its radii by every method, the nearest attack ----
+  const pictures = (row) => {
+    const held = data.exhibits[row];
+    if (!held) return [];
+    const shownPictures = [["input", held.picture, name(data.label[row])]];
+    if (held.broken) {
+      shownPictures.push([held.source === "witness" ? "witness" : "by search", held.broken, name(held.class)]);
+      shownPictures.push(["step", held.step, `× ${held.times}`]);
+    }
+    return shownPictures.map(([title, source, text]) => {
+      const figure = document.createElement("figure");
+      const image = document.createElement("img");
+      const caption = document.createElement("figcaption");
+      const strong = document.createElement("b");
+      image.src = source;
+      image.alt = `${title}, ${text}`;
+      strong.textContent = text;
+      caption.append(title, document.createElement("br"), strong);
+      figure.append(image, caption);
+      return figure;
+    });
+  };
+  const choose = (row) => {
+    chosen = row;
+    byId("sample").hidden = row === null;
+    if (row !== null) {
+      const held = data.exhibits[row];
+      const facts = [["Class", name(data.label[row])], ["Predicted", name(data.predicted[row])], ["Certified", `${number(data.numbers.radius[row], data.decimals)}, by ${value("method", row)}`]];
+      Object.entries(data.radii).forEach(([method, radii]) => facts.push([`by ${method}`, radii[row] === null ? "not for every class" : number(radii[row], data.decimals)]));
+      if (data.correct[row]) facts.push(["Limited by", data.runner_up[row] === null ? "no class" : name(data.runner_up[row])]);
+      ["attack_radius", "search_radius"].filter((key) => data.columns.includes(key)).forEach((key) => facts.push([key === "attack_radius" ? "Nearest witness" : "Nearest found by search", number(data.numbers[key][row], data.decimals)]));
+      if (held && held.distance !== null) facts.push(["Picture shows a point at", number(held.distance, data.decimals)]);
+      byId("sample-title").textContent = `Sample ${row}`;
+      byId("sample-pictures").replaceChildren(...pictures(row));
+      byId("sample-facts").replaceChildren(...facts.map(([term, text]) => {
+        const line = document.createElement("div");
+        const left = document.createElement("dt");
+        const right = document.createElement("dd");
+        left.textContent = term;
+        right.textContent = text;
+        line.append(left, right);
+        return line;
+      }));
+    }
+    showPage();
+    writeAddress();
+  };
+  const refresh = () => { select(); writeAddress(); };
+  byId("sample-close").addEventListener("click", () => choose(null));
+
+  // ---- what the filters leave, as a file ----
+  const record = (row) => Object.fromEntries([["sample", row], ["class", name(data.label[row])], ["predicted", name(data.predicted[row])], ["correct", data.correct[row] === 1],
+    ...data.columns.map((key) => [key, data.numbers[key][row]]), ...Object.entries(data.radii).map(([method, radii]) => [`radius by ${method}`, radii[row]]), ["method", value("method", row)]]);
+  // A spreadsheet is not to take a name for a formula.
+  const quoted = (entry) => {
+    const text = entry === null ? "" : String(entry);
+    const safe = typeof entry === "string" && /^\s*[=+\-@\uff1d\uff0b\uff0d\uff20]/.test(text) && Number.isNaN(Number(text)) && text !== "-inf" ? `'${text}` : text;
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  const save = (file, type, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = file;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  byId("save-csv").addEventListener("click", () => {
+    const records = shown.map(record);
+    const lines = [Object.keys(record(0)), ...records.map(Object.values)];
+    save("samples.csv", "text/csv", lines.map((line) => line.map(quoted).join(",")).join("\n") + "\n");
+  });
+  byId("save-json").addEventListener("click", () => save("samples.json", "application/json", JSON.stringify(shown.map(record), null, 1)));
+
+  const headings = all("#sample-table th[data-key]");
+  const showOrder = () => headings.forEach((heading) => heading.setAttribute("aria-sort", heading.dataset.key !== order.key ? "none" : order.ascending ? "ascending" : "descending"));
+  headings.forEach((heading) => heading.querySelector("button").addEventListener("click", () => {
     const key = heading.dataset.key;
     order = { key, ascending: order.key === key ? !order.ascending : true };
-    all("#sample-table th[data-key]").forEach((other) => other.setAttribute("aria-sort", other !== heading ? "none" : order.ascending ? "ascending" : "descending"));
+    showOrder();
     refresh();
   }));
   Object.values(controls).forEach((control) => control.addEventListener("input", refresh));
@@ -192,6 +314,10 @@
   [["first", () => 0], ["previous", () => page - 1], ["next", () => page + 1], ["last", () => Infinity]].forEach(([id, target]) => byId(id).addEventListener("click", () => {
     page = target();
     showPage();
+    writeAddress();
   }));
-  refresh();
+  paper.addEventListener("change", showPage);
+  window.addEventListener("hashchange", readAddress);
+  select();
+  readAddress();
 })();
