@@ -1357,10 +1357,10 @@ PRODUCTS = (
     Fault(
         "half-of-what-a-factor-can-be",
         "network/rewriting/products.py",
-        "half = inflate(half, gamma(4)) + gamma(4) * centre.abs()",
-        "half = inflate(half, gamma(4)) / 8 + gamma(4) * centre.abs()",
+        "half = (Upper(half, 2) + gamma(4) * centre.abs()).bound",
+        "half = (Upper(half / 8, 2) + gamma(4) * centre.abs()).bound",
         (MULTIPLIED,),
-        "bounded_factors or recurrent",
+        "both_ends",
         "A global constant holds where factors stay near the middle of what they can be.",
     ),
 )
