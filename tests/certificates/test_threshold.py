@@ -76,7 +76,8 @@ def test_it_is_saved_checked_and_searched(p: float, threshold: float, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "last", [nn.Sequential(nn.Conv2d(2, 1, 4), nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Linear(32, 1), nn.Sigmoid())]
+    "last",
+    [nn.Sequential(nn.Conv2d(2, 1, 4), nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Linear(32, 1), nn.Sigmoid())],
 )
 def test_only_a_constant_output_is_a_threshold(last: nn.Module, tmp_path: Path) -> None:
     torch.manual_seed(0)
