@@ -1148,7 +1148,7 @@ MODULES = (
         "a-trace-that-is-not-compared",
         "network/verification.py",
         "if not _within(expected, got, slack):",
-        "if not _within(expected, output.value, 1e9 + slack):",
+        "if not _within(expected, got, 1e9 + slack):",
         ("tests/network/test_refusals.py",),
         "wrong_rule or overwrites",
         "A module whose rule is wrong is traced.",
@@ -1357,10 +1357,10 @@ PRODUCTS = (
     Fault(
         "half-of-what-a-factor-can-be",
         "network/rewriting/products.py",
-        "half = inflate(half, gamma(4)) + gamma(4) * centre.abs()",
-        "half = inflate(half, gamma(4)) / 8 + gamma(4) * centre.abs()",
+        "half = (Upper(half, 2) + gamma(4) * centre.abs()).bound",
+        "half = (Upper(half / 8, 2) + gamma(4) * centre.abs()).bound",
         (MULTIPLIED,),
-        "bounded_factors or recurrent",
+        "both_ends",
         "A global constant holds where factors stay near the middle of what they can be.",
     ),
 )

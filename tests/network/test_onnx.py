@@ -326,6 +326,10 @@ MODELS = {
         [node("Resize", "x", "", "s", mode="cubic")], M, {"s": np.float32([1, 1, 2, 1.5])}, 13,
     ),
     "gather elements": ([node("GatherElements", "x", "i", axis=1)], [1, 4], {"i": np.array([[0, 3, 3]])}, 13),
+    "gather by places": (
+        [node("Transpose", "x", perm=[1, 2, 0], to="t"), node("GatherND", "t", "i", to="g"),
+         node("Transpose", "g", perm=[1, 0])], ["b", 2, 3], {"i": np.array([[0, 2], [1, 1], [0, -1], [0, 2]])}, 13,
+    ),
     "gather by a table": ([node("Gather", "x", "i", axis=1)], V, {"i": np.array([[0, 3], [1, 1]])}, 13),
     "tile, expand": ([node("Tile", "x", "t", to="a"), node("Unsqueeze", "a", "1", to="b"), node("Expand", "b", "e")],
         V, {"t": INTS(1, 2), "1": INTS(1), "e": INTS(3, 1)}, 13),

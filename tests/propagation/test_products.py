@@ -162,6 +162,13 @@ def test_curvatures_of_vectors_hold_over_balls(name: str, p: float) -> None:
     assert not found and max(found.closest.values()) > 0.01
 
 
+def test_slopes_within_reach_are_those_between_both_ends() -> None:
+    """3 sin is between -3 and 3, where a square has slopes up to 6; f' = 9 sin(2 x)."""
+    square = Function(lambda m, x: (3 * torch.sin(x)).square()).eval()
+    bound = curvcert.lipschitz(trace(square, torch.zeros(1, 1, dtype=F64)))
+    assert 9.0 <= float(bound) <= 18.0 * (1 + 1e-9)
+
+
 GIVEN = {
     "gru": lambda: nn.GRU(4, 3, batch_first=True),
     "lstm": lambda: nn.LSTM(4, 2, batch_first=True),

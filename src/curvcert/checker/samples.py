@@ -335,7 +335,7 @@ class _Sample:
         tables = self._tables_of(named)
         require_proof(
             bool(tables or named & (BALLS | LINES)),
-            "the method has a name that the checker does not know",
+            f"the radius is by {', '.join(sorted(named))[:80]}, which the checker has no rules for",
             engine=False,
         )
         if "line" in named:

@@ -82,7 +82,7 @@ def gated_recurrent(draw: Draw, pool: Pool, x: Value) -> Value:
 
 def quotients(draw: Draw, pool: Pool, x: Value) -> Value:
     """A quotient, a root, a logarithm or an exponential of layers, each inside its domain."""
-    n = draw.pick.randint(1, 3)
+    n = draw.pick.randint(2, 3)  # a softmax of one entry is a constant
     value, other = _activated(draw, pool, _dense(draw, x, n)), _dense(draw, x, n)
     size, one = composed.squared(other, "square"), torch.full((n,), draw.gain(), dtype=torch.float64)
     positive, kind = size.shift(one), draw.pick.randrange(5)

@@ -177,6 +177,20 @@ def gather_elements(given: Given) -> Tensor:
     return torch.gather(x, axis, (index % x.shape[axis]).expand(grown))
 
 
+def gather_nd(given: Given) -> Tensor:
+    """Return entries, or parts, whose places along the first dimensions are listed."""
+    x, index = given.tensor(), given.constant(1, "a choice of entries").long()
+    if given.node.attribute("batch_dims", 0) or not 1 <= index.shape[-1] <= x.dim():
+        raise given.node.unsupported(f"GatherND with batch_dims, or {index.shape[-1]} places for {x.dim()} dimensions")
+    count = index.shape[-1]
+    given.require_room(math.prod(index.shape[:-1]) * math.prod(x.shape[count:]) // BATCH)
+    sizes = torch.tensor(x.shape[:count])
+    if bool(((index < -sizes) | (index >= sizes)).any()):
+        raise InvalidInput(f"{given.node.label}: the choice of entries is not in there.")
+    found: Tensor = x[tuple(index.unbind(-1))]
+    return found
+
+
 def tile(given: Given) -> Tensor:
     """Return a tensor repeated as a whole."""
     x, times = given.tensor(), given.integers(1, "repeats")
