@@ -114,6 +114,23 @@ def test_folders_that_hold_no_samples_are_refused(tmp_path: Path) -> None:
         refused(tmp_path, "not in its own folder")
     (tmp_path / "labels.csv").write_text("cat/a.png\n")
     refused(tmp_path, "lines of a file's name")
+    for text, reason in (
+        (b"\xff.png,0\n", "is not a .csv file"),
+        (b"a" * 2**18 + b".png,0\n", "is not a .csv file"),
+        (b"a" * 2**12 + b".png,0\n", "is not a .png file"),
+    ):
+        (tmp_path / "labels.csv").write_bytes(text)
+        refused(tmp_path, reason)
+    # Editors of tables begin a file with a mark.
+    Image.fromarray(PIXELS[0]).save(tmp_path / "whole.png")
+    (tmp_path / "labels.csv").write_text("whole.png,3\n", encoding="utf-8-sig")
+    assert load_inputs(str(tmp_path)).y.tolist() == [3]
+
+
+def test_a_folder_that_is_named_by_too_large_a_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ("9" * 30)).mkdir()
+    Image.fromarray(PIXELS[0]).save(tmp_path / ("9" * 30) / "a.png")
+    refused(tmp_path, "labels are whole numbers")
 
 
 def test_an_image_is_measured_before_it_is_unpacked(tmp_path: Path) -> None:

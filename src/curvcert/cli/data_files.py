@@ -71,9 +71,9 @@ def read_labels(path: Path) -> NDArray[Any]:
 
 def _read(path: Path, reader: Callable[[Path], T]) -> T:
     """Read a file; whatever a damaged one makes its reader raise has one name."""
-    if not path.is_file():
-        raise InvalidInput(f"{path}: no such file. {_MADE.get(path.suffix.lower(), '')}".rstrip())
     try:
+        if not path.is_file():
+            raise InvalidInput(f"{path}: no such file. {_MADE.get(path.suffix.lower(), '')}".rstrip())
         return reader(path)
     except InvalidInput:
         raise
@@ -173,7 +173,7 @@ def _images(folder: Path, samples: int | None) -> Content:
 def _listed(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Return what labels.csv lists: lines of a file's name, a comma, and its label."""
     table = folder / LABELS
-    rows = _read(table, lambda path: [row for row in csv.reader(path.read_text("utf-8").splitlines()) if row])
+    rows = _read(table, lambda table: [row for row in csv.reader(table.read_text("utf-8-sig").splitlines()) if row])
     rows = rows[1:] if rows and rows[0][-1].strip() == "label" else rows
     if not rows or any(len(row) != 2 for row in rows):
         raise InvalidFile(f"{table} expects lines of a file's name and its label, such as cat.png,3.")
@@ -190,9 +190,10 @@ def _by_class(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """
     names = sorted(part.name for part in folder.iterdir() if part.is_dir())
     numbered = all(name.isdecimal() for name in names)
+    labels = [_whole(name, folder) for name in names] if numbered else range(len(names))
     found = [
-        [(path, int(name) if numbered else k) for path in sorted((folder / name).iterdir()) if _is_image(path)]
-        for k, name in enumerate(names)
+        [(path, label) for path in sorted((folder / name).iterdir()) if _is_image(path)]
+        for label, name in zip(labels, names, strict=True)
     ]
     pairs = [pair for pair in chain.from_iterable(zip_longest(*found)) if pair is not None]
     if not pairs:
