@@ -9,6 +9,7 @@ import io
 import json
 import pickle
 import random
+import re
 import struct
 import warnings
 import zipfile
@@ -107,6 +108,19 @@ def forged_value(value: Any, draw: random.Random) -> Any:
     return value.get("")
 
 
+def nudged(value: Any, draw: random.Random) -> Any:
+    """Return a JSON value with one number or word of it another: what passes for a file, and is another one."""
+    value = copy.deepcopy({"": value})
+    holder, key = draw.choice([pair for pair in _places(value) if type(pair[0][pair[1]]) in (int, float, str)])
+    found = holder[key]
+    if isinstance(found, str):
+        words = [pair[0][pair[1]] for pair in _places(value) if isinstance(pair[0][pair[1]], str)]
+        holder[key] = draw.choice((*words, *_WORDS))
+    else:
+        holder[key] = draw.choice((found + 1, found - 1, 2 * found, 0, 1, 1000, draw.choice(_NUMBERS)))
+    return value[""]
+
+
 def nested(value: Any, draw: random.Random) -> Any:
     """Return a value inside of many others: of lists, or as a map of a network is nested."""
     wrap = draw.choice((lambda inner: [inner], lambda inner: {"map": "transposed", "of": inner}))
@@ -157,7 +171,10 @@ def sealed(content: bytes, draw: random.Random) -> bytes:
     size = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + size])["__metadata__"]
     arrays = forged_arrays(load(content), draw)
-    if draw.random() < 0.85:
+    if draw.random() < 0.4:
+        held = load(content)  # in any order
+        arrays, text = {name: held[name] for name in sorted(held)}, dumped(nudged(json.loads(metadata["header"]), draw))
+    elif draw.random() < 0.85:
         text = dumped(forged_value(json.loads(metadata["header"]), draw))
     else:
         text = spoilt(metadata["header"], draw)
@@ -255,6 +272,37 @@ def recipe(content: bytes, draw: random.Random) -> bytes:
         case _:
             lines[place] = f"{name} = {value}"
     return "\n".join(lines).encode("utf-8", "replace")
+
+
+def statement(content: bytes, draw: random.Random) -> bytes:
+    """Forge a property: one of its words is another, or a piece of it is repeated, nested or without an end."""
+    words = re.findall(r"[()]|[^\s()]+", content.decode().partition("\n")[2])
+    place = draw.randrange(len(words))
+    depth = draw.choice((3, 60, 5_000, 100_000))
+    others = ("(", ")", "and", "or", "*", "-", "<=", "X_0", "Y_0", "Y_9999999", "|", '"', ";", "0." + "9" * 50, "1e999",
+              "9" * 5000, "assert", "declare-const", "\u0661", "1/0", "-", "0", "")  # fmt: skip
+    match draw.randrange(6):
+        case 0:
+            words[place:place] = ["("] * depth
+        case 1:
+            piece = words[place : place + draw.choice((1, 12, 40))]
+            words[place:place] = piece * min(depth, 5_000)
+        case 2:
+            words[place:place] = [
+                "(",
+                "assert",
+                "(",
+                "or",
+                *(["(", "<=", "Y_0", "Y_1", ")"] * min(depth, 5_000)),
+                ")",
+                ")",
+            ]
+        case 3:
+            words[place:place] = ["(", "*", "2"] * min(depth, 60) + ["Y_0"] + [")"] * min(depth, 60)
+        case _:
+            for k in (place, draw.randrange(len(words))):
+                words[k] = draw.choice(others)
+    return " ".join(words).encode()
 
 
 def archive(content: bytes, draw: random.Random) -> bytes:

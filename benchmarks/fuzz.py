@@ -36,22 +36,31 @@ from torch import nn
 
 from benchmarks import forgeries
 from benchmarks.damages import DAMAGES
+from benchmarks.forged_data import DATA_KINDS, data_files
 from benchmarks.forgeries import CANARY, Forge
+from benchmarks.fuzzed_networks import NETWORKS, small
 from benchmarks.harness import ROOT, write_record
 from curvcert import cli
 from curvcert.attacks import Attack
-from curvcert.certificates import certify, load_certificate
+from curvcert.certificates import Certificate, certify, load_certificate
+from curvcert.certificates.record import KIND as CERTIFICATE
+from curvcert.certificates.record import VERSION as CERTIFICATE_VERSION
 from curvcert.checker import check_certificate
+from curvcert.checker.files import read
+from curvcert.checker.model import network_digest
 from curvcert.cli.inputs import Inputs, load_inputs
 from curvcert.cli.models import ModelChoice, load_network
 from curvcert.cli.saved_parts import Plan, SavedParts, digest_of
 from curvcert.errors import CurvcertError, InvalidInput
 from curvcert.falsifier import Counterexample, load_counterexample, replay, save_counterexample
-from curvcert.network import load_onnx, trace
-from curvcert.network.network_file import network_digest, save_network
+from curvcert.network import Network, load_onnx, trace
+from curvcert.network.network_file import KIND as NETWORK
+from curvcert.network.network_file import VERSION as NETWORK_VERSION
+from curvcert.network.network_file import save_network
 from curvcert.network.network_reading import load_network as read_network
 from curvcert.nn.architectures import architecture
-from curvcert.tensor_files import safetensors_content
+from curvcert.properties import load_vnnlib
+from curvcert.tensor_files import read_tensor_file, safetensors_content, write_tensor_file
 from curvcert.training import Recipe, load_model, load_recipe, save_model
 from curvcert.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -61,7 +70,7 @@ _HARD_SECONDS, _HARD_BYTES = 60, 4 * 2**30
 """When the system ends the process, waiting included: what goes so far is a violation, and must not take the machine
 with it."""
 
-_BLOCK = 250
+_BLOCK = 1000
 """Cases that one process reads."""
 
 _CODE = (
@@ -106,19 +115,17 @@ class Outcome:
 
 def specimens(folder: Path) -> dict[str, Specimen]:
     """Write a valid file of every kind into a folder."""
-    torch.manual_seed(0)
-    net = trace(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval(), torch.zeros(1, 4))
-    x = torch.rand(3, 4, dtype=torch.float64)
-    certificate = certify(net, x, box=(0.0, 1.0), method="unrolled")
-    saved, network = folder / "certificate.safetensors", save_network(net, folder / "network.safetensors")
-    certificate.save(saved)
-    arrays, labels = x.numpy(), certificate.label.numpy()
+    certified = {kind: _certified(kind, folder) for kind in NETWORKS}
+    net, x, certificate = certified["network"]
+    saved, network = _pair("network", folder)
+    arrays, labels, about_it = x.numpy(), certificate.label.numpy(), certificate.evidence
+    assert about_it is not None
     one = trace(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).eval(), torch.zeros(1, 4))
     decided, score = folder / "decided.safetensors", save_network(one.with_threshold(0.1), folder / "score.safetensors")
     certify(one, x, threshold=0.1, method="unrolled").save(decided)
     data = folder / "data.npz"
     np.savez(data, x=arrays, y=labels)
-    plan = Plan("0", network_digest(net), digest_of(x), digest_of(certificate.label), 3, 3, _OPTIONS)
+    plan = Plan("0", about_it.network, digest_of(x), digest_of(certificate.label), 3, 3, _OPTIONS)
     parts = SavedParts(folder / "parts", plan, Inputs(x, certificate.label, "data"))
     parts.open(False)
     parts.save(slice(0, 3), certificate, Attack(torch.ones(3, dtype=torch.bool), x.clone()))
@@ -133,6 +140,8 @@ def specimens(folder: Path) -> dict[str, Specimen]:
     u = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     example = Counterexample("lipschitz", "a guess", net, zero, zero + 1, u, 2.0, "ball", zero, 2.0, claimed=0.1)
     shown = save_counterexample(example, folder / "example.safetensors")
+    stated = folder / "spec.vnnlib"
+    stated.write_text(_PROPERTY)
     exported = folder / "net.onnx"
     exported.write_bytes(_exported())
     of_tokens = folder / "tokens.onnx"
@@ -143,8 +152,8 @@ def specimens(folder: Path) -> dict[str, Specimen]:
 
     return {
         "certificate": Specimen(saved, forgeries.sealed, lambda file: _checked(file, network, arrays, labels)),
-        "network": Specimen(network, forgeries.sealed, lambda file: _checked(saved, file, arrays, labels)),
-        "network, read by the library": Specimen(network, forgeries.sealed, lambda file: read_network(file)(x)),
+        **{kind: _network(kind, folder, found[1]) for kind, found in certified.items()},
+        **{f"{kind}, read by the library": _network(kind, folder, found[1], True) for kind, found in certified.items()},
         "counterexample": Specimen(shown, forgeries.sealed, lambda file: replay(load_counterexample(file))),
         "part of a certification": Specimen(parts.certificate_path(slice(0, 3)), forgeries.sealed, in_parts),
         "search": Specimen(parts.search_path(slice(0, 3)), forgeries.sealed, in_parts),
@@ -155,18 +164,52 @@ def specimens(folder: Path) -> dict[str, Specimen]:
         "shard": Specimen(kept / "shard-00000.safetensors", forgeries.tensors, lambda f: load_checkpoint(f.parent)),
         "recipe": Specimen(written, forgeries.recipe, load_recipe),
         "data": Specimen(data, forgeries.archive, lambda file: load_inputs(str(file))),
+        "property": Specimen(stated, forgeries.statement, load_vnnlib),
         "ONNX": Specimen(exported, forgeries.graph, load_onnx),
         "ONNX of tokens": Specimen(of_tokens, forgeries.graph, load_onnx),
         "certificate of one output": Specimen(
             decided, forgeries.sealed, lambda file: _checked(file, score, arrays, None)
         ),
+        **{kind: Specimen(*parts) for kind, parts in data_files(folder).items()},
     }
 
 
+def _pair(kind: str, folder: Path) -> tuple[Path, Path]:
+    return folder / f"{kind} certificate.safetensors", folder / f"{kind}.safetensors"
+
+
+def _certified(kind: str, folder: Path) -> tuple[Network, torch.Tensor, Certificate]:
+    """Write a network and a certificate of it."""
+    make, shape, method = NETWORKS[kind]
+    torch.manual_seed(0)
+    net = trace(make().eval(), torch.zeros(1, *shape))
+    x = torch.rand(3, *shape, dtype=torch.float64)
+    certificate = certify(net, x, box=(0.0, 1.0), method=method)
+    certificate_path, network_path = _pair(kind, folder)
+    certificate.save(certificate_path)
+    save_network(net, network_path)
+    return net, x, certificate
+
+
+def _network(kind: str, folder: Path, x: torch.Tensor, library: bool = False) -> Specimen:
+    """Return a network file as one that the library reads, or that the checker does beside a certificate of it."""
+    saved, network = _pair(kind, folder)
+    header, held = read_tensor_file(saved, CERTIFICATE, CERTIFICATE_VERSION)
+
+    def check(file: Path) -> object:
+        # A forger makes both: a certificate of another network would be sent back before any engine ran.
+        about = header | {"network": network_digest(read(file, NETWORK, NETWORK_VERSION))}
+        return check_certificate(
+            write_tensor_file(saved, CERTIFICATE, CERTIFICATE_VERSION, about, held), file, x.numpy()
+        )
+
+    return Specimen(network, forgeries.sealed, (lambda file: read_network(file)(x)) if library else check)
+
+
 KINDS = [
-    "certificate", "network", "network, read by the library", "counterexample", "part of a certification", "search",
-    "plan", "model", "weights", "checkpoint", "shard", "recipe", "data", "ONNX", "ONNX of tokens",
-    "certificate of one output",
+    "certificate", *NETWORKS, *(f"{kind}, read by the library" for kind in NETWORKS), "counterexample",
+    "part of a certification", "search", "plan", "model", "weights", "checkpoint", "shard", "recipe", "data",
+    "property", "ONNX", "ONNX of tokens", "certificate of one output", *DATA_KINDS,
 ]  # fmt: skip
 _OPTIONS: dict[str, Any] = {"p": 2.0, "method": "unrolled", "eps": None, "box": (0.0, 1.0), "search": {"seed": 0}}
 _RECIPE = """data = "digits"
@@ -179,6 +222,13 @@ learning_rate = 1e-3
 flip = false
 epsilons = [0.1, "36/255"]
 """
+_PROPERTY = """; violated where Y_1 is as large as Y_0, or twice Y_2 is above it
+(declare-const X_0 Real) (declare-const X_1 Real)
+(declare-const Y_0 Real) (declare-const Y_1 Real) (declare-const Y_2 Real)
+(assert (<= X_0 0.1)) (assert (>= X_0 (- 0.1)))
+(assert (and (<= X_1 1e-1) (>= X_1 (* 2 -0.05))))
+(assert (or (and (<= Y_0 Y_1)) (and (> (+ Y_2 Y_2) Y_0) (>= (- Y_1 Y_2 3) .5))))
+"""
 
 
 def _checked(certificate: Path, network: Path, x: Any, y: Any) -> object:
@@ -186,13 +236,8 @@ def _checked(certificate: Path, network: Path, x: Any, y: Any) -> object:
     return check_certificate(certificate, network, x, y)
 
 
-def small() -> nn.Module:
-    """Return the module that weights are read into."""
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
-
-
 def _with_weights(file: Path) -> ModelChoice:
-    return ModelChoice("benchmarks.fuzz:small", file, None, "4")
+    return ModelChoice("benchmarks.fuzzed_networks:small", file, None, "4")
 
 
 def _save_weights(path: Path) -> None:

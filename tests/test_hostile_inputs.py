@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.lib.format import write_array_header_1_0
+from safetensors.torch import save
 
 from benchmarks.damages import mutations
 from curvcert.cli.inputs import load_inputs
@@ -90,11 +91,30 @@ def test_members_that_are_no_arrays_are_refused(tmp_path: Path, name: str) -> No
         load_inputs(str(file), "test", None, None)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_that_unpack_in_pieces_of_any_size_are_refused(tmp_path: Path, method: int) -> None:
+    file = tmp_path / "data.npz"
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("x.npy", member((1, 1), bytes(8)))
+        archive.writestr("y.npy", member((1,), bytes(8), "<i8"))
+    with pytest.raises(InvalidFile, match="which numpy does not use"):
+        load_inputs(str(file))
+
+
+@pytest.mark.parametrize("about", ["9" * 5000, '{"format": ' + "9" * 5000 + "}", "[" * 100_000, "nonsense"])
+def test_a_model_that_says_nonsense_of_itself_is_refused(tmp_path: Path, about: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(save({"w": torch.ones(1)}, metadata={"curvcert": about}))
+    with pytest.raises(InvalidInput, match="not a safetensors file that can be read"):
+        load_model(file)
+
+
 RECIPES = {
     "nested without end": b"data = " + b"[" * 60_000,
     "nested tables": b"data = " + b"{a=" * 20_000,
     "a number of 5,000 digits": b"epochs = " + b"9" * 5000,
-    "beyond any recipe": b"#" * 2**17,
+    "beyond any recipe": b"#" * 2**14,
+    "names of names without end": b".".join([b"a"] * 30_000) + b"=1",
     "no text": b"\xff\xfe",
 }
 

@@ -58,7 +58,7 @@ class Record:
         """
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"A record is JSON, {source} is not: {error}.") from None
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
             raise InvalidInput(f"Expected a record of schema {SCHEMA}, {source} is not one.")

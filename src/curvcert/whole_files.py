@@ -5,6 +5,7 @@ step.  A reader meets the old content or the new, a process that dies leaves the
 the file's place is replaced, never followed.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -78,7 +79,9 @@ def refusals(path: Path) -> Iterator[None]:
         raise InvalidInput(f"Cannot write into {path}: {error.strerror}. Choose another name.") from error
     except OSError as error:
         reason = (error.strerror or str(error)).rstrip(".")
-        raise CannotWrite(f"Cannot write into {path}: {reason}. Free some space, or choose another folder.") from error
+        linked = error.errno == errno.ELOOP
+        remedy = "A link stands where a file of ours goes: remove it" if linked else "Free some space"
+        raise CannotWrite(f"Cannot write into {path}: {reason}. {remedy}, or choose another folder.") from error
 
 
 def flush_folder(folder: Path) -> None:

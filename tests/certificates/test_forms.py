@@ -1,5 +1,8 @@
 """The quadratic certificate where layers are wide: never refuted, near the linear limit, further along gradients."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,6 +102,35 @@ def test_an_expansion_along_the_gradient_proves_what_one_at_the_sample_does_not(
     assert bool((found.decided([radius])[found.others] == radius).all())
     monkeypatch.setattr(forms, "_STAGES", 0)
     assert not bool((found.decided([radius])[found.others] == radius).all())
+
+
+@pytest.mark.slow
+def test_points_along_the_gradient_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from 0 a point may be off by more than any share of a small radius: the balls about it hold that as well."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).double().eval()
+    x, far = torch.tensor([[0.5, -0.25]], dtype=F64), 2.0**24
+    with torch.no_grad():
+        model[0].bias.sub_(far * model[0].weight.sum(dim=1))
+    found = rivals(trace(model, x), x + far)
+    reached, reaches, steps, ball_of = list[float](), list[float](), forms._proven_up_to, forms.Ball
+
+    def noted(*given: Any) -> float:
+        reached.append(steps(*given))
+        return reached[-1]
+
+    def made(expansion: Any, t: float, **others: Any) -> Any:
+        reaches.append(t)
+        return ball_of(expansion, t, **others)
+
+    monkeypatch.setattr(forms, "_proven_up_to", noted)
+    monkeypatch.setattr(forms, "Ball", made)
+    radius = 0.995 * float(found.limits.min())
+    found.decided([radius])
+    begun, *later = reaches
+    assert begun == radius and later
+    for at, reach in zip(reached, later, strict=False):
+        assert reach - math.sqrt(radius**2 - at**2) > far * 2.0**-53
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from curvcert.checker import check_certificate
 from curvcert.errors import InvalidFile, InvalidInput
 from curvcert.network.network_file import save_network
 from curvcert.tensor_files import read_tensor_file, write_tensor_file
+from tests.certificates.saved import forged
 
 
 def score() -> curvcert.Network:
@@ -62,16 +63,37 @@ def test_it_is_saved_checked_and_searched(p: float, threshold: float, tmp_path: 
     assert not check_certificate(path, other, X.numpy()).holds
     # Another threshold than the network's, in the file alone.
     header, arrays = read_tensor_file(path, "curvcert-certificate", 2)
-    for wrong in (threshold + 0.1, "0", True):
+    for wrong in (threshold + 0.1, math.nextafter(threshold, 1.0), "0", True):
         plain = {key: value for key, value in header.items() if key not in ("kind", "version", "sha256", "seal")}
         write_tensor_file(path, "curvcert-certificate", 2, {**plain, "threshold": wrong}, arrays)
-        if wrong == threshold + 0.1:
+        if type(wrong) is float:
             assert check_certificate(path, model, X.numpy()).refused
         else:
             with pytest.raises(InvalidFile):
                 load_certificate(path)
             with pytest.raises(InvalidFile):
                 check_certificate(path, model, X.numpy())
+
+
+@pytest.mark.parametrize(
+    "last",
+    [nn.Sequential(nn.Conv2d(2, 1, 4), nn.Flatten()), nn.Sequential(nn.Flatten(), nn.Linear(32, 1), nn.Sigmoid())],
+)
+def test_only_a_constant_output_is_a_threshold(last: nn.Module, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), last).eval(), torch.rand(1, 1, 6, 6, dtype=torch.float64)
+    net = curvcert.trace(model, x[:1].float()).with_threshold(0.3)
+    path, file = tmp_path / "certificate.safetensors", save_network(net, tmp_path / "network.safetensors")
+    curvcert.certify(net, x, method="checkable").save(path)
+    assert check_certificate(path, file, x.numpy()).holds
+    # Two classes, of which the first is at this sample what the threshold is claimed to be.
+    net = curvcert.trace(nn.Sequential(nn.Flatten(), nn.Linear(36, 2)).eval(), x[:1].float())
+    file = save_network(net, tmp_path / "network.safetensors")
+    curvcert.certify(net, x, method="checkable").save(path)
+    assert check_certificate(path, file, x.numpy()).holds
+    value = float(net(x)[0, 0])
+    forgery = forged(path, lambda header, arrays: header.__setitem__("threshold", value))
+    assert check_certificate(forgery, file, x.numpy()).refused
 
 
 def test_labels_and_report(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def test_skips_and_convolutions_are_proven(tmp_path, module) -> None:
 @pytest.mark.parametrize("p", (1.0, float("inf")))
 def test_lipschitz_certificates_in_other_norms_are_proven(tmp_path, p) -> None:
     assert verdict(saved(tmp_path, p=p, method="lipschitz")).holds
+    assert verdict(saved(tmp_path, n=2, p=p, method="checkable")).holds
     found = verdict(saved(tmp_path, n=2, p=p, method="unrolled"))
     assert set(found.status) == {"cannot check"}
 
@@ -217,7 +218,7 @@ FALSE = {
     "the norm": (lambda header, arrays: header.update(p=1), "p = 2 only|more than is proven|L of classes|distance"),
     "the method": (_method("lipsdp-recursion"), "more than the method that it names proves"),
     "no method": (_method("misclassified"), "called misclassified"),
-    "a method by no name": (_method("magic"), "does not know"),
+    "a method by no name": (_method("magic"), "by magic, which the checker has no rules for"),
     "an asymmetric table": (_scaled("L", 2.0, (0, 1)), "not that of differences"),
 }
 
@@ -371,6 +372,8 @@ def test_radii_by_parabolas_cannot_be_checked(tmp_path) -> None:
     """There is no engine for them: they are neither proven nor contradicted, and the verdict does not hold."""
     found = verdict(saved(tmp_path, n=4, p=float("inf"), method="quadratic"))
     assert set(found.status) == {"cannot check"} and not found.holds
+    assert "by quadratic, which the checker has no rules for" in found.reasons[0]
+    assert "certify with --method checkable" in str(found)
 
 
 def test_what_is_not_reached_is_told_from_what_is_false(loose, genuine) -> None:

@@ -11,6 +11,8 @@ from torch import nn
 from torch.autograd.functional import hessian
 
 import curvcert
+from curvcert.certificates import checkable
+from curvcert.certificates.checkable import known_by_kernels
 from curvcert.checker import check_certificate, evaluate_network, reading
 from curvcert.checker.facts import Facts
 from curvcert.checker.limits import TooLarge
@@ -314,3 +316,28 @@ def test_what_no_engine_of_images_reaches_is_not_refused(tmp_path: Path) -> None
     curvcert.certify(net, x, y, method="shell").save(tmp_path / "certificate")
     found = check_certificate(tmp_path / "certificate", save_network(net, tmp_path / "network"), x.numpy(), y.numpy())
     assert set(found.status) <= {"proven", "cannot check"} and not found.refused
+
+
+@pytest.mark.usefixtures("without_matrices")
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_checkable_certificates_of_large_images_are_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p: float
+) -> None:
+    net = network(1, CASES["strides"]())
+    assert not known_by_kernels(net)
+    monkeypatch.setattr(checkable, "MOST_ENTRIES", -(2**20))
+    assert known_by_kernels(net)
+    torch.manual_seed(0)
+    x = torch.randn(2, *net.in_shape, dtype=torch.float64)
+    certificate = curvcert.certify(net, x, method="checkable", p=p).save(tmp_path / "certificate")
+    assert set(certificate.radii) == {"lipschitz"}
+    path = save_network(net, tmp_path / "network")
+    found = check_certificate(tmp_path / "certificate", path, x.numpy())
+    assert found.holds and found.radii_proven == (2, 2), str(found)
+
+
+def test_images_too_large_for_matrices_are_known_as_the_checker_knows_them(tmp_path: Path) -> None:
+    for side in (32, 96):
+        layers = nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(side), nn.Flatten(), nn.Linear(4, 3)
+        net = curvcert.trace(nn.Sequential(*layers).eval(), torch.zeros(1, 1, side, side))
+        assert known_by_kernels(net) == read_model(save_network(net, tmp_path / "network")).wide == (side == 96)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from curvcert.certificates import certify
 from curvcert.data import LabelledImages, load
-from curvcert.errors import InvalidInput, TrainingDiverged, UnsupportedModule
+from curvcert.errors import InvalidFile, InvalidInput, TrainingDiverged, UnsupportedModule
 from curvcert.folder_lock import LOCK
 from curvcert.training import (
     Trainer,
@@ -170,6 +170,13 @@ def test_metrics_behind_the_checkpoint_are_dropped(finished, tmp_path: Path) -> 
         file.write('{"step": 15, "epoch": 3}\n{"step": 20, "ep')  # a kill in the middle of a line
     run(tmp_path, resume=checkpoints(tmp_path / "checkpoints")[0])
     assert metrics(tmp_path) == metrics(finished[0])
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "9" * 5000, "nonsense", "[]", '{"step": null}', "\udcff"])
+def test_damaged_metrics_are_told_of(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(f"{line}\n".encode(errors="surrogateescape"))
+    with pytest.raises(InvalidFile, match=r"metrics\.jsonl is damaged"):
+        loop._Journal(tmp_path, 5, False)
 
 
 def test_global_state_is_left_as_it_was(tmp_path: Path) -> None:

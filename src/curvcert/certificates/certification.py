@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from curvcert.boxes import Box, BoxSides
 from curvcert.budget import Budget, OutOfTime, budget_of
 from curvcert.certificates.attack_radius import attack_witnesses, walked_witnesses
 from curvcert.certificates.certificate import Certificate, concatenate
+from curvcert.certificates.checkable import checkable
 from curvcert.certificates.constants import Tables, global_constants, pair_deviations, pair_table
 from curvcert.certificates.evidence import DigestPool, Evidence, describable_digest
 from curvcert.certificates.methods import (
@@ -292,7 +293,10 @@ def certifier(
     network = network.classified
     started = time.monotonic()
     with sign_of_life("bounding the network: minutes where it has convolutions, on a CPU", progress):
-        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted, limit)
+        tables = _BEST if chosen is None else chosen.tables
+        if method == "checkable":
+            tables, is_wanted = checkable(network, p)
+        question, plan, notes = _asked(network.for_bounds, p, wanted, chosen, is_wanted, tables, limit)
     constants = ", ".join(name for name in question.constants.names if name) or "no constants"
     _LOG.info("bounded the network in %.1f s: %s", time.monotonic() - started, constants)
     only = None if chosen is None or wanted else chosen.way
@@ -310,17 +314,18 @@ def _asked(
     epsilons: tuple[float, ...],
     chosen: AbstractCertificateMethod | None,
     is_wanted: Wanted,
+    tables: Tables,
     budget: Budget | None = None,
 ) -> tuple[Question, tuple[AbstractStep, ...], tuple[str, ...]]:
     """Compute what one method, or the best of those that are wanted, needs of a network; and plan."""
     pairs = all_pairs(network, p)
     early = None if budget is None else budget.until(budget.elapsed + (budget.seconds - budget.elapsed) / 2)
-    constants = global_constants(network, pairs, _BEST if chosen is None else chosen.tables, early)
+    constants = global_constants(network, pairs, tables, early)
     pairs = replace(pairs)  # the same norms, without the matrices of this question
     deviations = pair_table(pair_deviations(pairs), network)
 
     def elsewhere(q: float, radii: tuple[float, ...], is_wanted: Wanted) -> tuple[Question, Sequence[AbstractStep]]:
-        return _asked(network, q, radii, None, is_wanted)[:2]
+        return _asked(network, q, radii, None, is_wanted, _BEST)[:2]
 
     question = Question(network, p, epsilons, constants, deviations, pairs, chosen is not None, elsewhere)
     return question, *_plan(question, chosen, is_wanted, budget)
@@ -343,14 +348,14 @@ def _chosen(method: str) -> tuple[AbstractCertificateMethod | None, Wanted]:
     """Return the method of a name, or None for the best of those that are wanted."""
     name = "shell" if method == "local" else method
     if name in _TOGETHER:
-        return None, _TOGETHER[name]
+        return None, lambda method: True
     if name not in CERTIFICATE_METHODS:
         names = (*_TOGETHER, *CERTIFICATE_METHODS)
         raise InvalidInput(f"Unknown method {method!r}. Choose one of: {', '.join(names)}.{meant(method, names)}")
     return CERTIFICATE_METHODS[name], lambda method: True
 
 
-_TOGETHER: Mapping[str, Wanted] = {"auto": lambda method: True, "checkable": lambda method: method.checkable}
+_TOGETHER = ("auto", "checkable")
 """What stands for the best of several methods."""
 
 

@@ -13,11 +13,13 @@ from curvcert.checker.growth import Growth
 from curvcert.checker.image_curvature import ImageCurvature
 from curvcert.checker.image_growth import ImageGrowth, behind
 from curvcert.checker.lipschitz import Linear, Metric
-from curvcert.checker.model import Model
+from curvcert.checker.model import Affine, Model
 from curvcert.checker.outward import Array, row_lengths, up
 from curvcert.checker.pieces import Blocks
 from curvcert.checker.units import units_of
 from curvcert.errors import UnsupportedModule
+
+_NOTHING = 2.0**-900
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,17 @@ class Facts:
         for piece in self.blocks.pieces:
             found.append([] if piece.W is None else [row_lengths(part, 2) for part in piece.split(piece.W)])
         return found
+
+    @cached_property
+    def first_output(self) -> float | None:
+        """What the first output is everywhere, where nothing that it reads counts: a threshold's; None elsewhere."""
+        last = self.model.nodes[-1]
+        if not isinstance(last, Affine) or any(term.map is None for term in last.terms):
+            return None
+        maps = [term.map for term in last.terms if term.map is not None]
+        # Bounds on products of nothing but zeros are not 0, but far below anything.
+        constant = all(A.size_on(np.ones(A.shape[1]))[0] < _NOTHING for A in maps)
+        return float(last.offset[0]) if constant else None
 
     @cached_property
     def deviations(self) -> Array:

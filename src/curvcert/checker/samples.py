@@ -124,8 +124,9 @@ class _Sample:
         logits, error = self.point.passed.outputs.value, self.point.passed.outputs.error
         ceiling = np.delete(logits[own] + error[own] - logits + error, own).min()
         if claims.threshold is not None:
-            told = abs(logits[0] - claims.threshold) <= error[0]
-            require(bool(told), f"the threshold is claimed to be {claims.threshold!r}, the network has {logits[0]!r}")
+            found = self.facts.first_output
+            told = f"the threshold is claimed to be {claims.threshold!r}, the network's first output is "
+            require(found == claims.threshold, told + ("no constant" if found is None else f"{found!r}"))
         claimed = float(claims.margin[k])
         small = claimed <= ceiling + 8 * U * abs(ceiling)
         require(small, f"the margin is claimed to be {claimed:.9g}, it is {ceiling:.9g}")
@@ -334,7 +335,7 @@ class _Sample:
         tables = self._tables_of(named)
         require_proof(
             bool(tables or named & (BALLS | LINES)),
-            "the method has a name that the checker does not know",
+            f"the radius is by {', '.join(sorted(named))[:80]}, which the checker has no rules for",
             engine=False,
         )
         if "line" in named:

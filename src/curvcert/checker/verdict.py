@@ -26,6 +26,10 @@ GIVEN = (
     "distances of points found by a search (search_radius): the points are not in the file",
     "the version of curvcert, the notes and the methods' names inside a family of methods",
 )
+_REMEDY = (
+    "The checker proves radii by Lipschitz and curvature constants, shells, lines along the gradient and linear "
+    "relaxation. For a certificate that it proves to the end, certify with --method checkable."
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Verdict:
         lines = [f"{'The certificate holds' if self.holds else 'NOT PROVEN'}: {', '.join(parts)}."]
         proven, claimed = self.radii_proven
         lines += [f"Radii proven again: {proven} of {claimed} ({proven / claimed:.0%})."] if claimed else []
+        lines += [_REMEDY] if counts[CANNOT] else []
         shown = [(k, text) for k, text in enumerate(self.reasons) if text]
         lines += [f"  sample {k}, {self.status[k]}: {text}" for k, text in shown[:10]]
         lines += [f"  and {len(shown) - 10} more"] if len(shown) > 10 else []

@@ -71,9 +71,9 @@ def read_labels(path: Path) -> NDArray[Any]:
 
 def _read(path: Path, reader: Callable[[Path], T]) -> T:
     """Read a file; whatever a damaged one makes its reader raise has one name."""
-    if not path.is_file():
-        raise InvalidInput(f"{path}: no such file. {_MADE.get(path.suffix.lower(), '')}".rstrip())
     try:
+        if not path.is_file():
+            raise InvalidInput(f"{path}: no such file. {_MADE.get(path.suffix.lower(), '')}".rstrip())
         return reader(path)
     except InvalidInput:
         raise
@@ -146,7 +146,7 @@ def _pt(path: Path) -> Content:
     held = read_torch_file(path)
     if isinstance(held, Mapping):
         if "x" not in held:
-            names = ", ".join(map(str, held))[:200] or "(none)"
+            names = ", ".join(f"{name!s:.40}" for name in held if isinstance(name, str))[:200] or "(none)"
             raise InvalidFile(f"{path} has the entries {names}, expected x and y. {_MADE['.pt']}")
         held = (held["x"], *([held["y"]] if "y" in held else []))
     tensors = tuple(held) if isinstance(held, tuple | list) else (held,)
@@ -165,14 +165,15 @@ def _images(folder: Path, samples: int | None) -> Content:
         sizes = ", ".join(sorted(" x ".join(map(str, shape)) for shape in shapes))
         raise InvalidInput(f"The images in {folder} are of different sizes, or grey and coloured: {sizes[:200]}.")
     _require_moderate(folder, 8 * len(paths) * math.prod(*shapes), sum(path.stat().st_size for path in paths))
-    x = np.stack([_pixels(path) for path in paths]).astype(np.float64) / 255
-    return Content(x.transpose(0, 3, 1, 2), np.array(labels, np.int64), names)
+    x = np.stack([_pixels(path) for path in paths]).transpose(0, 3, 1, 2).astype(np.float64, order="C")
+    x /= 255  # in place: images of a small file may fill the memory that one may take
+    return Content(x, np.array(labels, np.int64), names)
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Return what labels.csv lists: lines of a file's name, a comma, and its label."""
     table = folder / LABELS
-    rows = [row for row in csv.reader(table.read_text(encoding="utf-8").splitlines()) if row]
+    rows = _read(table, lambda table: [row for row in csv.reader(table.read_text("utf-8-sig").splitlines()) if row])
     rows = rows[1:] if rows and rows[0][-1].strip() == "label" else rows
     if not rows or any(len(row) != 2 for row in rows):
         raise InvalidFile(f"{table} expects lines of a file's name and its label, such as cat.png,3.")
@@ -189,9 +190,10 @@ def _by_class(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """
     names = sorted(part.name for part in folder.iterdir() if part.is_dir())
     numbered = all(name.isdecimal() for name in names)
+    labels = [_whole(name, folder) for name in names] if numbered else range(len(names))
     found = [
-        [(path, int(name) if numbered else k) for path in sorted((folder / name).iterdir()) if _is_image(path)]
-        for k, name in enumerate(names)
+        [(path, label) for path in sorted((folder / name).iterdir()) if _is_image(path)]
+        for label, name in zip(labels, names, strict=True)
     ]
     pairs = [pair for pair in chain.from_iterable(zip_longest(*found)) if pair is not None]
     if not pairs:

@@ -92,7 +92,7 @@ class Node:
     @property
     def label(self) -> str:
         """How errors call this node: its name and its operator."""
-        return f"{shown(self.short)} ({self.op})"
+        return f"{shown(self.short)} ({shown(self.op)[1:-1]})"
 
     @property
     def short(self) -> str:

@@ -186,7 +186,8 @@ class Coordinates:
     def by_neurons(self, weights: Sequence[Tensor], seen: Sequence[Seen]) -> Tensor:
         """Bound the same for weights that are not negative, every neuron at its own largest; in l1 at one corner."""
         if self.p == 1:
-            squares = [Upper(part.squares, 2) for part in seen if part.squares is not None]
+            # What is squared is a sum: one rounding, twice, and that of the square.
+            squares = [Upper(part.squares, 3) for part in seen if part.squares is not None]
         else:
             squares = [Upper(part.steepest).square()[:, :, None] for part in seen]
         peaks = total(Upper(w) @ square for w, square in zip(weights, squares, strict=True))

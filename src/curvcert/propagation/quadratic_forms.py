@@ -227,17 +227,18 @@ class Form:
         last = expansion.last
         forming = Upper(2 * UNIT_ROUNDOFF * self._sizes[last])
         self._lost[last] = (forming + self._lost.get(last, 0.0)).bound
-        error = self._swept_error()
         matrix = (matrix + matrix.mT) / 2
+        error = self._swept_error() + lengths(matrix) * gamma(4)
         for k in list(factors.left):
             product, off = factors.product(k)
-            matrix, error = matrix + (product + product.mT) / 2, error + off
+            matrix = matrix + (product + product.mT) / 2
+            # What is added may nearly cancel what was there: each sum rounds by its own size, or that before it.
+            error += off + lengths(matrix) * gamma(4)
             if k in narrower:
                 value, A = narrower[k]
                 image = Upper(self._sizes[value]) * expansion.facts.norms.absolute(A, 2) * gamma(rounding_length(A) + 2)
                 error += (image + self._lost[k]) * sums.roots("weighted")[k]
-        error += lengths(matrix) * gamma(4 * len(expansion.slopes) + 16)
-        return QuadraticForm((matrix + matrix.mT) / 2, error.bound)
+        return QuadraticForm(matrix, error.bound)
 
     def _swept_error(self) -> Upper:
         """Return what the defects of the tangents, and the losses of the sweep back, do to M."""

@@ -25,7 +25,7 @@ from curvcert.certificates import Certificate, certify
 from curvcert.certificates.certificate import concatenate
 from curvcert.certificates.evidence import Evidence
 from curvcert.data import LabelledImages, load
-from curvcert.errors import InvalidInput, TrainingDiverged
+from curvcert.errors import InvalidFile, InvalidInput, TrainingDiverged
 from curvcert.folder_lock import locked
 from curvcert.network import trace
 from curvcert.progress import is_watched
@@ -359,7 +359,10 @@ class _Journal:
 
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         self._path = folder / "metrics.jsonl"
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
+        try:
+            kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise InvalidFile(f"{self._path} is damaged: {error}. Remove it; the checkpoint needs none.") from None
         write_whole(self._path, "".join(f"{line}\n" for line in kept).encode())
         self._writer = _summary_writer(folder / "tensorboard") if tensorboard else None
 

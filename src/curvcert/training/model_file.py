@@ -78,7 +78,7 @@ def load_trained(path: str | Path, dtype: torch.dtype | None = None) -> tuple[nn
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("curvcert", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (SafetensorError, json.JSONDecodeError, RecursionError, OSError) as error:
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
         raise InvalidInput(f"{path} is not a safetensors file that can be read: {error}.") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or not isinstance(about.get("recipe"), dict):
         raise InvalidInput(

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 from curvcert.errors import InvalidInput, meant
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", tuple: "a list of numbers"}
-_LARGEST_FILE = 2**16
+_LARGEST_FILE = 2**13
+"""Bytes: 60 KB of dots between names take tomllib 3.4 GB, by the square of their number."""
 Loss = Literal["standard", "curvature", "lipschitz-margin", "radius-reward", "crm", "certified-margin"]
 
 

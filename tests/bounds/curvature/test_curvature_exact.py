@@ -1,6 +1,7 @@
 """Closed forms, the errata's counterexamples, the orders that are proved, and what a result says of itself."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from curvcert import curvature
 from curvcert.activations import ACTIVATIONS, TANH, Activation, anchored_curvature_range, anchored_slope_range
 from curvcert.bounds.curvature import BLOCK_BOUNDS, Compositional, block_curvature, scalar_block_curvatures
 from curvcert.bounds.curvature.anchored import anchored_curvature_bound
+from curvcert.bounds.curvature.compositional import unit_lipschitz
+from curvcert.bounds.lipschitz.liplt import loop_transformed
 from curvcert.bounds.lipschitz.problem import make_problem
 from curvcert.bounds.types import Anchor, Ball, Bound, Estimate, Global
 from curvcert.errors import InvalidInput, SoundnessError, UnsupportedActivation, UnsupportedNorm
@@ -285,3 +288,18 @@ def test_the_entry_point_rechecks_a_method() -> None:
     for wrong in (Estimate(one, 2, 2), Bound(one, 1, 1), Bound(one[None], 2, 2, Anchor(x))):
         with pytest.raises(SoundnessError):
             curvature(network, method=passing(wrong), at=x, radius=0.5)
+
+
+def test_the_constant_of_a_loop_transformed_block_is_rounded_up(monkeypatch) -> None:
+    """Norms may be exact: then nothing but the sum itself pays for its own rounding."""
+    network = residual(3, 4, TANH)
+    unit, problem = network.units[0], make_problem(network, INF, None, None, None, None, None)
+    parts, sizes = loop_transformed(unit.block), dict[tuple[int, ...], float]()
+    monkeypatch.setattr(NormBounds, "norm", lambda _, op, *norms: torch.tensor(sizes[type(op), op.in_size], dtype=F64))
+    keys = [(type(op), op.in_size) for op in (unit.block.H, parts.linear, parts.G, parts.W)]
+    assert len(set(keys)) == 4
+    for h, g, w in randn(100, 3, seed=0).abs().tolist():
+        sizes.update(zip(keys, (1e9, h, g, w), strict=True))
+        exact = Fraction(h) + Fraction(parts.rho) * Fraction(g) * Fraction(w)
+        found = Fraction(float(unit_lipschitz(unit, problem, problem.norms, False)))
+        assert exact <= found <= exact * (1 + Fraction(1, 2**48))

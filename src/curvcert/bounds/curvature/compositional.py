@@ -174,5 +174,5 @@ def unit_lipschitz(unit: AbstractUnit, problem: Problem, norms: AbstractNorms[R]
     def outer(op: AbstractLinearMap) -> Tensor:
         return problem.final_norm(op, norms) if last else norms.norm(op, problem.p, problem.p)
 
-    transformed = outer(parts.linear) + parts.rho * outer(parts.G) * norms.norm(parts.W, problem.p, problem.p)
-    return torch.minimum(product, transformed)
+    transformed = Upper(outer(parts.G)) * parts.rho * norms.norm(parts.W, problem.p, problem.p) + outer(parts.linear)
+    return torch.minimum(product, transformed.bound)

@@ -35,8 +35,8 @@ _FIRST_MU, _CUT = 0.02, 0.2
 _CENTRED = 0.7
 """Newton's decrement below which a minimum counts as reached."""
 
-_LAST_MU = 0.005
-"""The last mu, relative to rho over the number of neurons: it leaves half a percent of L at most, as a rule less."""
+_LAST_MU = 0.001
+"""The last mu, relative to rho over the number of neurons: it leaves a tenth of a percent of L at most."""
 
 _MOST_STEPS, _SHORTEST = 300, 1e-9
 

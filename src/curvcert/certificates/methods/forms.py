@@ -33,7 +33,7 @@ from curvcert.propagation.expansion import Expansion
 from curvcert.propagation.expansion_remainders import Ball
 from curvcert.propagation.quadratic_forms import Form, Functions
 from curvcert.propagation.reach import NetworkFacts
-from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate
+from curvcert.rounding import UNIT_ROUNDOFF, gamma, inflate, lengths
 
 _STAGES = 4
 """Expansions along a gradient, at most."""
@@ -51,7 +51,7 @@ _CUTS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 """By how much the slope along the gradient is lessened, as shares of it."""
 
 _ROOM = 2.0**-36
-"""Room for the rounding of points and directions, relatively: thousands of times more than it takes."""
+"""Room for the rounding of directions, relatively: thousands of times more than it takes."""
 
 
 class Rivals:
@@ -128,17 +128,19 @@ class Rivals:
         x, t, rows = self._centre.x, ball.t, self._centre.rows[:, rival]
         g = self._functions.gradient[rival]
         v = g / torch.linalg.vector_norm(g).clamp(min=1e-300)
-        function, margin, at = rival, self.margin[rival], 0.0
+        function, margin, at, off = rival, self.margin[rival], 0.0, 0.0
         for _ in range(_STAGES):
-            further = _proven_up_to(form, function, ball, v, at, t, margin)
+            further = _proven_up_to(form, function, ball, v, at, t, margin, off)
             if further >= t:
                 return True
             if not further >= at + _PROGRESS * (t - at):
                 return False
             at = further
-            # Nothing of the cut ball is further from the new point, whose own rounding is far less than this adds.
-            reach = math.sqrt(t * t - at * at) * (1 + _ROOM) + _ROOM * t
-            evaluation = evaluate_with_error(self._facts.network, x + at * v.reshape(x.shape), self._facts.norms)
+            # Nothing of the cut ball is further from the new point, which is rounded: far from 0 by more than v is.
+            point = x + at * v.reshape(x.shape)
+            off = float(((lengths(point) + at) * (2 * UNIT_ROUNDOFF)).bound)
+            reach = math.sqrt(t * t - at * at) * (1 + _ROOM) + _ROOM * t + 2 * off
+            evaluation = evaluate_with_error(self._facts.network, point, self._facts.norms)
             margin = self._margin_at(evaluation, rows)
             if float(margin) <= 0:
                 return False
@@ -183,8 +185,13 @@ class _Made:
     form: Form
 
 
-def _proven_up_to(form: Form, function: int, ball: Ball, v: Tensor, at: float, t: float, margin: Tensor) -> float:
-    """Return how far along v a cut ball is proven from the point at `at`; inf where that is all of it."""
+def _proven_up_to(
+    form: Form, function: int, ball: Ball, v: Tensor, at: float, t: float, margin: Tensor, astray: float
+) -> float:
+    """Return how far along v a cut ball is proven from the point at `at`; inf where that is all of it.
+
+    The point may be `astray` by so much: with multipliers of no more than |g| for the cut, and |g| / t for the ball.
+    """
     g = form.functions.gradient[function]
     steep = float((g * v).sum())
     if steep <= 0:
@@ -196,7 +203,7 @@ def _proven_up_to(form: Form, function: int, ball: Ball, v: Tensor, at: float, t
     # Multipliers that are rounded stand for themselves, slopes a little less exactly: that is a linear part of its own.
     reach = torch.tensor([ball.t], dtype=torch.float64, device=g.device)
     value = form.form.largest(slopes, reach, multiplier[:, None] * (1 + _ROOM))[:, 0]
-    off = _ROOM * (1 + at / t) * torch.linalg.vector_norm(g) * ball.t
+    off = (_ROOM * (1 + at / t) * ball.t + 4 * astray) * torch.linalg.vector_norm(g)
     left = margin - value - form.fixed(ball)[function] - off
     if bool((left[cut == 0] > 0).any()):
         return math.inf
