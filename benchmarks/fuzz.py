@@ -36,6 +36,7 @@ from torch import nn
 
 from benchmarks import forgeries
 from benchmarks.damages import DAMAGES
+from benchmarks.forged_data import DATA_KINDS, data_files
 from benchmarks.forgeries import CANARY, Forge
 from benchmarks.fuzzed_networks import NETWORKS, small
 from benchmarks.harness import ROOT, write_record
@@ -169,6 +170,7 @@ def specimens(folder: Path) -> dict[str, Specimen]:
         "certificate of one output": Specimen(
             decided, forgeries.sealed, lambda file: _checked(file, score, arrays, None)
         ),
+        **{kind: Specimen(*parts) for kind, parts in data_files(folder).items()},
     }
 
 
@@ -207,7 +209,7 @@ def _network(kind: str, folder: Path, x: torch.Tensor, library: bool = False) ->
 KINDS = [
     "certificate", *NETWORKS, *(f"{kind}, read by the library" for kind in NETWORKS), "counterexample",
     "part of a certification", "search", "plan", "model", "weights", "checkpoint", "shard", "recipe", "data",
-    "property", "ONNX", "ONNX of tokens", "certificate of one output",
+    "property", "ONNX", "ONNX of tokens", "certificate of one output", *DATA_KINDS,
 ]  # fmt: skip
 _OPTIONS: dict[str, Any] = {"p": 2.0, "method": "unrolled", "eps": None, "box": (0.0, 1.0), "search": {"seed": 0}}
 _RECIPE = """data = "digits"

@@ -21,8 +21,8 @@ pytestmark = [
 
 
 def test_a_fixed_sample_of_files_of_every_kind() -> None:
-    found = read_apart(KINDS, range(40))
-    assert [(outcome.kind, outcome.case) for outcome in found] == [(kind, k) for kind in KINDS for k in range(40)]
+    found = read_apart(KINDS, range(20))
+    assert [(outcome.kind, outcome.case) for outcome in found] == [(kind, k) for kind in KINDS for k in range(20)]
     assert [outcome for outcome in found if outcome.broken] == []
     assert sum(outcome.ended == "read" for outcome in found) > 20
     assert {outcome.ended for outcome in found} >= {"InvalidFile", "InvalidInput", "UnsupportedModule"}

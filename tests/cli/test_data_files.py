@@ -179,6 +179,58 @@ def test_records_that_promise_more_than_they_hold_reach_no_other_memory(tmp_path
         read_torch_file(packed)
 
 
+def called(name: str, number: int) -> bytes:
+    return f"c{name}\n".encode() + b"J" + number.to_bytes(4, "little") + b"\x85R"
+
+
+PICKLES = {
+    "a bytearray of two gigabytes": (called("builtins\nbytearray", 2**31 - 1), "it names 'builtins bytearray'"),
+    "a storage of two gigabytes": (called("torch.storage\nUntypedStorage", 2**31 - 1), "it names 'torch.storage Un"),
+    "an encoder": (b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x08\x00\x00\x00punycode\x86R", "it names '_codecs encode'"),
+    "tuples of tuples": (b")" + b"".join(b"q%ch%c\x86" % (k, k) for k in range(60)), "the same values too many times"),
+    "lists of lists": (
+        b"]" + b"".join(b"q%c](h%ch%ce" % (k, k, k) for k in range(60)),
+        "the same values too many times",
+    ),
+    "a list in itself": (b"]q\x00h\x00a", "the same values too many times"),
+    "a call of a list": (b"])R", "calls what has no name"),
+    "an empty stack": (b"\x86\x86", "takes what is not there"),
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_pickles_of_few_bytes_that_ask_for_much(name: str, tmp_path: Path) -> None:
+    pickled, words = PICKLES[name]
+    torch.save(torch.ones(2), tmp_path / "x.pt")
+    greedy = rewritten(
+        tmp_path / "x.pt",
+        tmp_path / "y.pt",
+        lambda part, held: b"\x80\x02}" + pickled + b"K\x01s." if part.endswith("data.pkl") else held,
+    )
+    with pytest.raises(InvalidFile, match=words):
+        read_torch_file(greedy)
+
+
+def test_what_training_saves_is_read(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimiser = torch.optim.AdamW([{"params": part.parameters()} for part in net])
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [1, 2])
+    net(torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+    parts = {"net": net, "optimiser": optimiser, "schedule": schedule}
+    held = {name: part.state_dict() for name, part in parts.items()}
+    torch.save(held | {"losses": [0.5] * 3000, "dtype": torch.float64, "shape": torch.Size((2,))}, tmp_path / "a.pt")
+    found = read_torch_file(tmp_path / "a.pt")
+    assert found["net"]["1.bias"].tolist() == net[1].bias.tolist()
+    assert found["schedule"]["milestones"] == schedule.milestones and len(found["losses"]) == 3000
+
+
+@pytest.mark.parametrize("table", [b"\xff.png,1\n", b"a" * 2**18 + b",1\n"], ids=["no text", "a long name"])
+def test_a_table_that_cannot_be_read(table: bytes, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_bytes(table)
+    refused(tmp_path, "is not a .csv file")
+
+
 @pytest.mark.parametrize("kind", ["x.npy", "x.pt", "0/a.png"])
 def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
     file = tmp_path / kind

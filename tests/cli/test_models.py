@@ -46,6 +46,24 @@ def test_a_factory_in_the_current_folder(folder: Path) -> None:
     assert sys.path == before
 
 
+def test_weights_of_other_kinds_than_a_module_has_are_refused(folder: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        load_network(ModelChoice("nets:small"), SHAPE)  # makes nets importable
+        module = sys.modules["nets"].small()
+        save_file({k: t.to(torch.float8_e5m2) for k, t in module.state_dict().items()}, folder / "short.safetensors")
+        torch.save({"1.weight": torch.zeros(3).to_sparse()}, folder / "sparse.pt")
+        torch.save({"1.weight": torch.empty(3, device="meta")}, folder / "meta.pt")
+        torch.save({1: torch.ones(3)}, folder / "number.pt")
+        for name, words in (
+            ("short.safetensors", "torch.float8_e5m2, which torch.float32 would round"),
+            ("sparse.pt", "it names 'torch._utils _rebuild_sparse_tensor'"),
+            ("meta.pt", "it names 'torch._utils _rebuild_meta_tensor_no_storage'"),
+            ("number.pt", "holds no state dict"),
+        ):
+            with pytest.raises(InvalidInput, match=words):
+                load_network(ModelChoice("nets:small", weights=folder / name), SHAPE)
+
+
 def test_weights_are_loaded_by_name_and_not_rounded(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         model = load_network(ModelChoice("nets:small"), SHAPE)  # makes nets importable below

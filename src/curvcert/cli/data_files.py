@@ -146,7 +146,7 @@ def _pt(path: Path) -> Content:
     held = read_torch_file(path)
     if isinstance(held, Mapping):
         if "x" not in held:
-            names = ", ".join(map(str, held))[:200] or "(none)"
+            names = ", ".join(f"{name!s:.40}" for name in held if isinstance(name, str))[:200] or "(none)"
             raise InvalidFile(f"{path} has the entries {names}, expected x and y. {_MADE['.pt']}")
         held = (held["x"], *([held["y"]] if "y" in held else []))
     tensors = tuple(held) if isinstance(held, tuple | list) else (held,)
@@ -165,8 +165,9 @@ def _images(folder: Path, samples: int | None) -> Content:
         sizes = ", ".join(sorted(" x ".join(map(str, shape)) for shape in shapes))
         raise InvalidInput(f"The images in {folder} are of different sizes, or grey and coloured: {sizes[:200]}.")
     _require_moderate(folder, 8 * len(paths) * math.prod(*shapes), sum(path.stat().st_size for path in paths))
-    x = np.stack([_pixels(path) for path in paths]).astype(np.float64) / 255
-    return Content(x.transpose(0, 3, 1, 2), np.array(labels, np.int64), names)
+    x = np.stack([_pixels(path) for path in paths]).transpose(0, 3, 1, 2).astype(np.float64, order="C")
+    x /= 255  # in place: images of a small file may fill the memory that one may take
+    return Content(x, np.array(labels, np.int64), names)
 
 
 def _listed(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:

@@ -169,7 +169,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
                 f"--weights {path}: {name} has shape {tuple(found[name].shape)}, the module needs "
                 f"{tuple(own[name].shape)}."
             )
-        if torch.promote_types(found[name].dtype, own[name].dtype) != own[name].dtype:
+        if not _holds(own[name].dtype, found[name].dtype):
             raise InvalidInput(
                 f"--weights {path}: {name} is {found[name].dtype}, which {own[name].dtype} would round. Return a "
                 "module of the file's dtype, such as model.double()."
@@ -180,6 +180,13 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     for names, what in ((missing, "lacks"), (unexpected, "has, and the module has not,")):
         if names:
             raise InvalidInput(f"--weights {path} {what} {', '.join(sorted(names)[:4])}: it is of another module.")
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    try:
+        return torch.promote_types(narrow, wide) == wide
+    except RuntimeError:  # torch promotes no floats of 8 bits
+        return False
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -197,9 +204,11 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]
-    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+    if not isinstance(held, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()
+    ):
         raise InvalidFile(f"--weights {path} holds no state dict: write torch.save(model.state_dict(), path).")
-    return {str(name).removeprefix("module."): value for name, value in held.items()}
+    return {name.removeprefix("module."): value for name, value in held.items()}
 
 
 def _normalisation(choice: ModelChoice, shape: Shape, dtype: torch.dtype) -> Normalise | None:
