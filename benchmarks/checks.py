@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ def cases(samples: int, data_folder: Path | None) -> dict[str, Case]:
     """Return the embedded networks and the kept ones, by name; those on CIFAR-10 where its folder is given."""
     digits, mnist = load_digits("test"), load_mnist_sample()
     colour = None if data_folder is None else load_cifar10("test", data_folder, download=False)
+    # All of the images as float64 take a quarter of a GB.
+    first = None if colour is None else replace(colour, images=colour.images[:samples], labels=colour.labels[:samples])
     grey = Case(load_mnist_network, mnist.as_float64()[:samples], mnist.labels[:samples])
     found = {
         "digits-embedded": Case(load_demo_network, digits.as_float64()[:samples], digits.labels[:samples]),
@@ -62,8 +64,8 @@ def cases(samples: int, data_folder: Path | None) -> dict[str, Case]:
             model = partial(_kept, name)
             if name.startswith("MNIST"):
                 found[name] = Case(model, grey.x, grey.y)
-            elif colour is not None:
-                x, y = colour.as_float64()[:samples], colour.labels[:samples]
+            elif first is not None:
+                x, y = first.as_float64(), first.labels
                 found[name] = Case(model, x, y, "liplt")
                 if name in _BENT:
                     found[f"{name}, by curvature"] = Case(model, x, y, "compositional")
