@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import gallery, peers_page, performance_page
+from benchmarks import audit_page, gallery, peers_page, performance_page
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.reproduce import EXPERIMENTS, results_page
 from benchmarks.reproduce.command import reproduce_command
@@ -24,6 +24,7 @@ from curvcert.whole_files import write_whole
 FIGURES = ROOT / "docs" / "images" / "results"
 PAGES = {
     ROOT / "docs" / "results.md": results_page.results_page,
+    audit_page.PAGE: audit_page.audit_page,
     performance_page.PAGE: performance_page.performance_page,
     gallery.PAGE: gallery.gallery_page,
     peers_page.COMPARE: peers_page.compare_page,

@@ -2,7 +2,8 @@
 
 Claim: every fault of `benchmarks.faults` makes one of its tests fail, and the unpatched copy passes them all.  With
 `--audit`: of those that `AUDITED` names, `curvcert audit` finds every one within two minutes of processor time (without
-a fault it finds nothing: results/audit.json).
+a fault it finds nothing: results/audit.json).  `--check` shows how many of these the independent checker refuses in the
+certificates of two samples of both embedded networks: it need not find any, and the record tells which it does.
 Hardware: whatever it runs on; the record says which.  One process at a time, one thread.
 Trials: for each set of test files, once what its faults name without a fault, then each fault until the first failure.
 
@@ -10,9 +11,9 @@ A fault counts as found when a test fails after the patched line ran, so a state
 command fails if a fault is not found, if its line did not run, if the unpatched copy reports anything, or if the
 tests named for the faults of a set take more than a minute of processor time.
 
-    python -m benchmarks.teeth [--fault NAME ...] [--audit] [--table] [--list]
+    python -m benchmarks.teeth [--fault NAME ...] [--audit | --check] [--list]
 
-Each run is appended to the record.
+Each run is appended to the record, and `python -m benchmarks pages` writes who finds what on the page on the audit.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,8 +35,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.faults import AUDITED, FAULTS, GROUPS, Fault
+from benchmarks.faults import AUDITED, FAULTS, Fault
 from benchmarks.harness import read_record, write_record
+from curvcert.checker.verdict import CONTRADICTED, NOT_REACHED
 from curvcert.errors import InvalidInput
 from curvcert.falsifier import load_counterexample
 
@@ -220,14 +222,29 @@ def require_audited(fault: Fault, copy: Path) -> dict[str, Any]:
     return {"found": True, "claim": examples[0].source, "seconds": round(outcome.seconds, 1)}
 
 
-def bite_by_audit(faults: Sequence[Fault], root: Path, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
-    """Apply faults one by one to a copy, and audit it; return what became of each, as `bite` does."""
+def require_checked(fault: Fault, copy: Path) -> dict[str, Any]:
+    """Return that the checker refuses certificates that a fault made, and how long that takes."""
+    mark = copy / "the-faulty-line-ran"
+    with applied(fault, copy, mark):
+        outcome = _run(copy, ["benchmarks.checks", "--quick"], "certifying and checking")
+    if not mark.exists():
+        raise Toothless(f"its line did not run (status {outcome.status}):\n{outcome.output[-2000:]}")
+    refused = [status for status in (CONTRADICTED, NOT_REACHED) if f"'{status}':" in outcome.output]
+    if outcome.status != 1 or not refused:
+        raise Toothless(f"certifying and checking ended with {outcome.status}")
+    return {"found": True, "status": refused[0], "seconds": round(outcome.seconds, 1)}
+
+
+def bite_by(
+    require: Callable[[Fault, Path], dict[str, Any]], faults: Sequence[Fault], root: Path, console: Console
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Apply faults one by one to a copy, and have an audit or the checker find them; return what `bite` does."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(root, Path(folder))
         for fault in faults:
             try:
-                found[fault.name] = require_audited(fault, copy)
+                found[fault.name] = require(fault, copy)
                 console.print(f"  found {fault.name}: {found[fault.name]}", markup=False)
             except Toothless as why:
                 found[fault.name] = _missed(why)
@@ -265,25 +282,6 @@ def _missed(why: Toothless) -> dict[str, Any]:
     return {"found": False, "why": str(why).partition("\n")[0]}
 
 
-def table() -> str:
-    """Return the groups of faults as a table in Markdown: how many there are, and who finds how many of them."""
-    record = read_record("teeth")
-    runs = record.figures["runs"] if record else []
-    found = {by: _found_by(run for run in runs if run.get("by", "tests") == by) for by in ("tests", "audit")}
-    lines = ["| a fault in | faults | found by the tests | found by `curvcert audit` |", "|---|---|---|---|"]
-    for group, faults in GROUPS.items():
-        counts = [sum(fault.name in found[by] for fault in faults) for by in ("tests", "audit")]
-        lines.append(f"| {group} | {len(faults)} | {counts[0]} | {counts[1]} |")
-    return "\n".join(lines)
-
-
-def _found_by(runs: Iterable[dict[str, Any]]) -> set[str]:
-    latest: dict[str, bool] = {}
-    for run in runs:
-        latest |= {name: outcome["found"] for name, outcome in run["faults"].items()}
-    return {name for name, known in latest.items() if known}
-
-
 def commit_of(root: Path) -> str:
     """Return the commit that is checked out, marked where what is copied differs from it."""
     git = ["git", "-C", str(root)]
@@ -317,38 +315,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Inject and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", action="append", default=[], help="a fault's name, any number of times; default all")
-    parser.add_argument("--audit", action="store_true", help="have an audit find them, not the tests")
-    parser.add_argument("--table", action="store_true", help="print who finds what, from the record, and run nothing")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--audit", action="store_true", help="have an audit find them, not the tests")
+    others.add_argument("--check", action="store_true", help="have the independent checker find them")
     parser.add_argument("--list", action="store_true", help="list the faults, and run nothing")
     options = parser.parse_args(arguments)
     console = Console(soft_wrap=True, highlight=False)
-    if options.table:
-        console.print(table(), markup=False)
-        return
     if options.list:
         for fault in FAULTS:
             console.print(f"{fault.name}: {fault.claim}", markup=False)
         return
     try:
         faults = chosen(options.fault)
-        if options.audit:
+        if options.audit or options.check:
             faults = [fault for fault in faults if options.fault or fault.name in AUDITED]
     except InvalidInput as error:
         parser.error(str(error))
     commit = commit_of(ROOT)
-    found, clean = (bite_by_audit if options.audit else bite)(faults, ROOT, console)
+    by = "audit" if options.audit else "check" if options.check else "tests"
+    if by == "tests":
+        found, clean = bite(faults, ROOT, console)
+    else:
+        found, clean = bite_by(require_audited if options.audit else require_checked, faults, ROOT, console)
     command = " ".join(
         [
             "python -m benchmarks.teeth",
-            *(["--audit"] if options.audit else []),
+            *([] if by == "tests" else [f"--{by}"]),
             *(f"--fault {name}" for name in options.fault),
         ]
     )
-    path = append_to_record(command, commit, found, clean, "audit" if options.audit else "tests")
+    path = append_to_record(command, commit, found, clean, by)
     console.print(f"recorded in {path}", markup=False)
     missed = [name for name, outcome in found.items() if not outcome["found"]]
     console.print(f"{len(found) - len(missed)} of {len(found)} faults found", markup=False)
-    raise SystemExit(1 if missed else 0)
+    raise SystemExit(1 if missed and by != "check" else 0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import harness, teeth
+from benchmarks import audit_page, harness, teeth
 from benchmarks.faults import AUDITED, FAULTS, GROUPS, Fault
 from curvcert.activations import TANH
 from curvcert.bounds.lipschitz import lipschitz
@@ -75,17 +75,43 @@ def test_a_fault_is_found_by_an_audit(root: Path, monkeypatch: pytest.MonkeyPatc
         f"out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\nout.mkdir()\nshutil.copy({str(example)!r}, out)\n"
         "sys.exit(1)\n"
     )
-    found, _ = teeth.bite_by_audit(
-        [fault("sum", "* b", "+ b"), fault("same", "* b", "* (b + 0)")], root, Console(quiet=True)
+    found, _ = teeth.bite_by(
+        teeth.require_audited,
+        [fault("sum", "* b", "+ b"), fault("same", "* b", "* (b + 0)")],
+        root,
+        Console(quiet=True),
     )
     assert found["sum"]["found"] and found["sum"]["claim"]
     assert not found["same"]["found"] and "ended with 0" in found["same"]["why"]
 
 
-def test_the_table_counts_what_the_record_holds() -> None:
-    lines = teeth.table().splitlines()
-    assert len(lines) == 2 + len(GROUPS)
-    assert all(int(cell.split("|")[3]) <= int(cell.split("|")[2]) for cell in lines[2:])
+def test_a_fault_is_found_by_the_checker(root: Path) -> None:
+    """The record of checks of this library says what became of one sample."""
+    (root / "benchmarks").mkdir()
+    (root / "benchmarks/checks.py").write_text(
+        "import sys\nfrom curvcert.areas import area\n"
+        "status = {6: 'proven', 5: 'contradicted', 9: 'cannot check'}[area(2, 3)]\n"
+        "print({'statuses': {status: 1}})\nsys.exit(0 if status == 'proven' else 1)\n"
+    )
+    faults = [
+        fault("sum", "* b", "+ b"),
+        fault("same", "* b", "* (b + 0)"),
+        fault("unclear", "a\n        * b", "b\n        * b"),
+        fault("elsewhere", "return 1", "return 2"),
+    ]
+    found, _ = teeth.bite_by(teeth.require_checked, faults, root, Console(quiet=True))
+    assert found["sum"]["found"] and found["sum"]["status"] == "contradicted"
+    assert not any(found[name]["found"] for name in ("same", "unclear", "elsewhere"))
+    assert "ended with 0" in found["same"]["why"] and "did not run" in found["elsewhere"]["why"]
+
+
+def test_the_page_tells_every_fault_and_who_finds_it() -> None:
+    counts, faults = audit_page.counts_table().splitlines(), audit_page.faults_table().splitlines()
+    assert (len(counts), len(faults)) == (2 + len(GROUPS), 2 + len(FAULTS))
+    assert all(int(cell.split("|")[3]) <= int(cell.split("|")[2]) for cell in counts[2:])
+    found = audit_page.outcomes()
+    assert all(found["tests"].get(each.name) for each in FAULTS)
+    assert all(found["audit"].get(name) for name in AUDITED)
 
 
 def test_the_mark_stands_in_front_of_the_statement_that_changes() -> None:

@@ -14,10 +14,13 @@ from curvcert.operators.base import weights
 def checkable(network: Network, p: float) -> tuple[Tables, Wanted]:
     """Return the constants and the methods that the checker reaches.
 
-    That is curvature in l2 alone, and of kernels Lipschitz constants by LipLT: its curvatures of those are loose.
+    That is curvature in l2 alone, and of kernels Lipschitz constants by LipLT: its curvatures of those are loose.  Of
+    declared activations it takes slopes, and nothing else.
     """
     if known_by_kernels(network):
         return Tables("liplt", required=False), lambda method: False
+    if any(isinstance(node, ElementwiseNode) and node.activation.profiles is None for node in network.nodes):
+        return Tables("auto", required=False), lambda method: False
     if p == 2:
         return Tables("auto", "auto", required=False), lambda method: method.checkable
     return Tables("auto", required=False), lambda method: method.checkable and method.tables.K is None

@@ -8,6 +8,7 @@ import numpy as np
 from curvcert.checker import curvature, lipschitz
 from curvcert.checker.chain import chain_of
 from curvcert.checker.evaluation import Passed, Vector
+from curvcert.checker.findings import require, require_proof
 from curvcert.checker.gradients import gradient_sizes, value_gradients
 from curvcert.checker.growth import Growth
 from curvcert.checker.image_curvature import ImageCurvature
@@ -32,6 +33,16 @@ class Facts:
     def smooth(self) -> bool:
         """Whether every activation has a Lipschitz derivative."""
         return all(node.act.smooth for node in self.model.activated.values())
+
+    @property
+    def declared(self) -> bool:
+        """Whether of some activation no more is known than its values and the range of its slopes."""
+        return any(not node.act.smooth and node.act.bends is None for node in self.model.activated.values())
+
+    def require_smooth(self) -> None:
+        """Stop where curvature constants are claimed and there are none, or no engine for them."""
+        require(self.smooth or self.declared, "a network with kinks has no curvature constants")
+        require_proof(self.smooth, "of declared activations the slopes are known, and no curvature", engine=False)
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -1,6 +1,7 @@
 """The claims about one sample, one after another: what does not hold keeps no other claim from being checked."""
 
 import hashlib
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -214,7 +215,7 @@ class _Sample:
         require(not np.nan_to_num(claimed[label]) > 0, "the label has a curvature constant beside itself")
         if np.isnan(claimed[others]).all():
             return
-        require(self.facts.smooth, "a network with kinks has no curvature constants")
+        self.facts.require_smooth()
         require(not np.isnan(claimed[others]).any(), "a curvature constant is missing")
         require_proof(self.claims.p == 2, "curvature constants are covered for p = 2 only", engine=False)
         short = too_small(claimed, self.K) & others
@@ -242,10 +243,12 @@ class _Sample:
                 proven = proven_by_constants(self.point, need, *constants)
                 text = f"the {name} radius {radius:.9g} is more than is proven"
                 tables = {"lipschitz": "L", "anchored-lipschitz": "L", "combined": "KL"}.get(name, "K")
-                self._require_radius(np.where(proven, 0.0, need), text, self._engine(tables))
+                self._require_radius(np.where(proven, 0.0, need), text, self._engine(tables, {name}))
 
-    def _engine(self, tables: str) -> bool:
+    def _engine(self, tables: str, named: AbstractSet[str]) -> bool:
         """Whether the checker has rules as good as those that constants came by: else it cannot tell."""
+        if self.facts.declared and not named <= LIPSCHITZ | {"lipschitz"}:
+            return False  # a declaration may say more than the range of all slopes
         claimed = {"L": self.tables.claims_L, "K": not np.isnan(self.claims.K_used[self.k][self.point.others]).any()}
         own = {"L": self.tables.L[self.label], "K": self.K}
         return all(not claimed[name] or (self.tables.known(name) and np.isfinite(own[name]).all()) for name in tables)
@@ -270,7 +273,8 @@ class _Sample:
         named, shell = self._named
         balls = claims.p == 2 and facts.smooth
         require("misclassified" not in named, "a correct sample is called misclassified")
-        require(balls or "line" not in named, "the method is called line, which is one of smooth networks in l2")
+        lines = claims.p == 2 and (facts.smooth or facts.declared)
+        require(lines or "line" not in named, "the method is called line, which is one of smooth networks in l2")
         pair = self.needed(claims.pair_radius[k])
         known = named <= LIPSCHITZ | SEEN | CURVATURE | (BALLS if claims.p == 2 else set())
         open_ = np.where(proven_by_constants(point, pair, *self.constants), 0.0, pair)
@@ -290,7 +294,7 @@ class _Sample:
             known |= not near and named <= LIPSCHITZ | SEEN | CURVATURE | LINES
         i = int(np.argmax(open_ > 0))
         text = f"the radius {claims.pair_radius[k][i]:.9g} of class {i} is more than is proven"
-        self._require_radius(open_, text, known and self._engine(self._tables_of(named)))
+        self._require_radius(open_, text, known and self._engine(self._tables_of(named), named))
 
     def _proven_by_relaxation(self, r: Array) -> NDArray[np.bool_]:
         """Return which classes lines prove up to r, 0 for one that is proven; from the first that fails on, none."""
@@ -354,7 +358,7 @@ class _Sample:
         used = (K if "K" in tables else none), (L if "L" in tables else none)
         proven = proven_by_constants(self.point, np.where(pair <= radius, radius, 0.0), *used)
         text = "the radius is more than the method that it names proves"
-        require_proof(bool(proven.all()), text, self._engine(tables))
+        require_proof(bool(proven.all()), text, self._engine(tables, named))
 
     def check_comparison(self) -> None:
         """Recompute the paper's condition where it is said to hold; too close to call within a part in a million.
@@ -368,6 +372,7 @@ class _Sample:
         require(known == bool(self.claims.compared[self.k]), "what is compared is not what there is to compare")
         if not self.claims.wins[self.k]:
             return
+        self.facts.require_smooth()
         left = used * shortest**2
         right = 2 * (point.m[rest] - point.g[rest] * shortest)
         clear = _CLEAR * (np.abs(left) + 2 * (point.m[rest] + point.g[rest] * shortest))

@@ -42,7 +42,8 @@ class Tables:
             return
         proper = np.array_equal(claimed, claimed.T) and not np.diagonal(claimed).any() and not np.isnan(claimed).any()
         require(proper, f"the table {name} is not that of differences of classes")
-        require(name == "L" or self.facts.smooth, "a network with kinks has no curvature constants")
+        if name == "K":
+            self.facts.require_smooth()
         require_proof(name == "L" or self.claims.p == 2, "curvature constants are covered for p = 2 only", engine=False)
         own = self.L if name == "L" else self.facts.K
         short = too_small(claimed, own)

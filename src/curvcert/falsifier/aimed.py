@@ -18,7 +18,7 @@ from curvcert.falsifier.audited import Audit
 from curvcert.falsifier.bound_search import BoundKind
 from curvcert.falsifier.random_networks import SMOOTH
 from curvcert.falsifier.session import Asked, Session
-from curvcert.network import MaxPool, Network
+from curvcert.network import MaxPool, Network, composed
 from curvcert.network.builder import Value, concat, start
 from curvcert.network.rewriting.fusion import fused
 from curvcert.operators import Conv2d, Dense, Diagonal
@@ -203,6 +203,11 @@ def _skips() -> Value:
     return _dense(concat([outer, z], 0, "joined"), [[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, -0.5], [0.2, 0.2, 0.0, 0.0]])
 
 
+def _squares(factors: Sequence[float]) -> Value:
+    """Factors times one tanh, squared: each square is as steep as its own factor can be."""
+    return composed.squared(_dense(_layer(_input(1), [[1.0]], TANH), [[factor] for factor in factors]), "squares")
+
+
 def _graphs() -> Iterator[Aim]:
     """Skips, values that are read several times, layers in several parts, and pooling whose windows overlap."""
     yield Aim("a skip that stretches", partial(_residual, [2.0], [0.75]), _line(9), L2)
@@ -212,6 +217,7 @@ def _graphs() -> Iterator[Aim]:
     yield Aim("a layer in parts", lambda: _made(_parts(3)), _cloud(6, 2), USUAL)
     yield Aim("a sum of parts", lambda: _made(_dense(_parts(3), [[1.0, 1.0, 1.0]])), _cloud(6, 2), USUAL)
     yield Aim("skips around skips", lambda: _made(_skips()), _cloud(17, 2), PAIRS, (2.0,))
+    yield Aim("squares of a small and a large factor", lambda: _made(_squares([0.1, 3.0])), _line(9), L2, anchors=0)
     pool = MaxPool((1, 3, 1), (2, 1), (1, 1), name="max-pooling")
     yield Aim("windows that overlap", lambda: _made(_input(1, 3, 1).max_pool(pool)), _cloud(6, 1, 3, 1), STEEP)
 
