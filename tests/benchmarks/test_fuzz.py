@@ -1,5 +1,6 @@
 """A fixed sample of the fuzz campaign, and that its watch sees what it is there for."""
 
+import json
 import pickle
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from benchmarks import forgeries, fuzz
 from benchmarks.fuzz import FAULT, KINDS, Specimen, Watch, judged, read_apart
+from benchmarks.harness import ROOT
 from curvcert.errors import InvalidFile
 
 pytestmark = [
@@ -26,6 +28,16 @@ def test_a_fixed_sample_of_files_of_every_kind() -> None:
     assert [outcome for outcome in found if outcome.broken] == []
     assert sum(outcome.ended == "read" for outcome in found) > 20
     assert {outcome.ended for outcome in found} >= {"InvalidFile", "InvalidInput", "UnsupportedModule"}
+
+
+def test_the_security_page_tells_the_record() -> None:
+    figures = json.loads((ROOT / "results" / "fuzz.json").read_text())["figures"]
+    kinds = figures["kinds"]
+    assert list(kinds) == KINDS and figures["broken"] == []
+    memory, seconds = (max(kind[name] for kind in kinds.values()) for name in ("most_mebibytes", "most_seconds"))
+    page = " ".join((ROOT / "SECURITY.md").read_text().split())
+    assert f"{figures['files']:,} files of {len(kinds)} kinds, 0 broken promises, at most {memory} MiB" in page
+    assert f"and {seconds} seconds." in page
 
 
 @pytest.fixture(scope="module")

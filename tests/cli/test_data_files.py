@@ -139,6 +139,17 @@ def test_an_image_is_measured_before_it_is_unpacked(tmp_path: Path) -> None:
     refused(tmp_path, "unpacks to 648000000 bytes")
 
 
+def test_the_scans_of_a_jpeg_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    file = tmp_path / "0" / "a.jpg"
+    Image.new("L", (64, 64)).save(file, progressive=True)
+    assert load_inputs(str(tmp_path)).shape == (1, 64, 64)
+    content = file.read_bytes()
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    file.write_bytes(content[:-2] + scan * 100 + content[-2:])
+    refused(tmp_path, "scans, over the limit of 100")
+
+
 def test_a_tensor_that_repeats_one_number_is_measured(tmp_path: Path) -> None:
     torch.save(torch.zeros(1).expand(2**20, 2**12), tmp_path / "x.pt")
     refused(tmp_path / "x.pt", "unpacks to", labels=tmp_path / "x.pt")

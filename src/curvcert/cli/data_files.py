@@ -26,6 +26,10 @@ _PACKED = 64
 """Bytes that they may always take, and by what factor a larger file may unpack: images of digits reach 30."""
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".pgm": "PPM", ".ppm": "PPM"}
+_SCAN, _MOST_SCANS = b"\xff\xda", 100
+"""What a scan of a JPEG begins with.  A progressive one has about ten; each may take 25 bytes, and all of the pixels'
+time: 120 KB took eight seconds."""
+
 _CHANNELS = {"L": 1, "RGB": 3}
 LABELS = "labels.csv"
 
@@ -218,6 +222,9 @@ def _shape(path: Path) -> tuple[int, int, int]:
     """Return the height, width and channels of an image, from its header alone."""
 
     def read(path: Path) -> tuple[int, int, int]:
+        scans = path.read_bytes().count(_SCAN) if _FORMATS.get(path.suffix.lower()) == "JPEG" else 0
+        if scans > _MOST_SCANS:
+            raise InvalidFile(f"{path} has {scans} scans, over the limit of {_MOST_SCANS}. Save it anew.")
         with _opened(path) as image:
             if image.mode not in _CHANNELS:
                 raise InvalidInput(f"{path} is an image of mode {image.mode}. Convert it to grey (L) or RGB, 8 bits.")
