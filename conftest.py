@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ import torch
 from tests import shape_checks
 
 shape_checks.install()
+
+collect_ignore = [] if find_spec("lightning") else ["src/curvcert/training/lightning.py"]
+"""Doctests are not looked for where what a module extends is not installed."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,6 +19,7 @@ NOT_WRITTEN = {
     "two index lists": "its indices are computed by what is not read",
     "in-place operations": "written with ScatterND",
     "written into zeros": "written with ScatterND",
+    "written into a copy": "written with ScatterElements",
     "AvgPool2d, divisor": "the exporter drops the divisor",
     "optional arguments": "the exporter gives the mask its own value",
 }

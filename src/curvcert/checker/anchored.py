@@ -85,7 +85,7 @@ def anchored_curvatures(facts: Facts, passed: Passed, backed: Backed, views: lis
             u = backed.gradients[piece.a]
             sizes = up(np.abs(u) + backed.drift[piece.a][:, None])
             here = _bilinear(facts, k, up(view.c * sizes)) * facts.growth.before(k) * before
-            total = total + np.minimum(up(here, 8), facts.table(facts.terms[k])[label])
+            total = total + np.minimum(up(here, 8), facts.table(facts.least_terms[k])[label])
         known = [K[source] for source in piece.sources]
         there = min(before, _norm(jacobians.read[k]))
         if piece is not blocks.last:

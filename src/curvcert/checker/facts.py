@@ -170,6 +170,15 @@ class Facts:
         return curvature.unrolled(self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
 
     @cached_property
+    def least_terms(self) -> list[Array]:
+        """The same, also by the larger of what a block adds from above and from below."""
+        if not self._uneven:
+            return self.terms
+        parts = (self.blocks, self.growth, self.metrics, self.gradient_sizes, self.value_gradients)
+        above, below = (curvature.unrolled(*parts, side) for side in ("above", "below"))
+        return [np.minimum(both, np.maximum(a, b)) for both, a, b in zip(self.terms, above, below, strict=True)]
+
+    @cached_property
     def curvatures(self) -> dict[int, float]:
         """Curvature constants of all inner values, in l2."""
         return curvature.inside(self.blocks, self.growth)

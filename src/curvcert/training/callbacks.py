@@ -29,6 +29,7 @@ class CertifiedLog:
         p: the norm.
         method: of `certify`.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
     >>> log = CertifiedLog(torch.zeros(5, 2), torch.zeros(5, dtype=torch.long), epsilons=0.1)
     >>> sorted(log(model, step=0))
