@@ -31,14 +31,14 @@ def test_nothing_exceeds_a_bound_of_the_pairs(graph: Graph, p: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "p"), crossed(SMOOTH, [1.5, 3.0], every=3))
+@pytest.mark.parametrize(("graph", "p"), crossed(SMOOTH, [1.5, 3.0], every=6))
 def test_nothing_exceeds_a_bound_between_the_usual_norms(graph: Graph, p: float) -> None:
     network = graph.network(4)
     check_scalars(network, p, points(network, 1), torch.tensor([0.3], dtype=F64), steps=4, starts=4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "norms"), crossed(SMOOTH, [(1.0, 1.0), (2.0, 2.0), (INF, INF), *MIXED], every=3))
+@pytest.mark.parametrize(("graph", "norms"), crossed(SMOOTH, [(1.0, 1.0), (2.0, 2.0), (INF, INF), *MIXED], every=5))
 def test_nothing_exceeds_a_bound_of_the_vector(graph: Graph, norms: tuple[float, float]) -> None:
     network, (p, q) = graph.network(5), norms
     x = points(network, 2)
