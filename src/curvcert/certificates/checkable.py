@@ -32,7 +32,7 @@ def known_by_kernels(network: Network) -> bool:
     >>> import torch
     >>> from curvcert.network import trace
     >>> from torch import nn
-    >>> known_by_kernels(trace(nn.Linear(2, 3), torch.zeros(1, 2)))
+    >>> known_by_kernels(trace(nn.Linear(2, 3).eval(), torch.zeros(1, 2)))
     False
     """
     nodes, held = network.nodes, 0
