@@ -27,6 +27,7 @@ NOT_WRITTEN = {
 
 TAKEN = [row for row in ROWS if row.name not in {*REFUSED, *NOT_WRITTEN} and not row.options and not row.more]
 NAMES = {row.name: row for row in TAKEN}
+OPEN = ["MultiheadAttention", "LayerNorm", "GroupNorm", "Softmax module", "GRU"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -46,8 +47,7 @@ def test_what_is_exported_is_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize("name", ["MultiheadAttention", "LayerNorm", "GroupNorm", "Softmax module", "GRU"])
+@pytest.mark.parametrize(("name", "dynamo"), crossed(OPEN, [False, True]))
 def test_both_exporters_with_an_open_batch(name: str, dynamo: bool, tmp_path: Path) -> None:
     row = NAMES[name]
     net = curvcert.load_onnx(exported(row.model(), row.shape, tmp_path, dynamo))

@@ -23,8 +23,7 @@ every_graph = pytest.mark.parametrize("graph", SMOOTH, ids=[graph.name for graph
 
 
 @pytest.mark.slow
-@every_graph
-@pytest.mark.parametrize("p", [1.0, 2.0, INF])
+@pytest.mark.parametrize(("graph", "p"), crossed(SMOOTH, [1.0, 2.0, INF], every=3))
 def test_nothing_exceeds_a_bound_of_the_pairs(graph: Graph, p: float) -> None:
     network = graph.network(int(p) if p < INF else 3)
     check_scalars(network, p, points(network, 2), torch.tensor([0.05, 1.0], dtype=F64), steps=5, starts=6)
