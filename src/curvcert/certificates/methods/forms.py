@@ -76,10 +76,10 @@ class Rivals:
         largest: Ball | None = None
         made: list[_Made] = []
         for r in reversed(radii):
-            # What forms over larger balls say of this one costs next to nothing.
             checkpoint()
             ball = Ball(self._expansion, r, larger=largest)
             largest = ball if largest is None else largest
+            # What forms over larger balls say of this one costs next to nothing.
             for form in made:
                 open_ = self._left(open_, form, ball)
             open_ = self._proven(open_, ball, made)
