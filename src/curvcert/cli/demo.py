@@ -33,13 +33,13 @@ What to try next:
 
 def demo_command(
     out: Annotated[Path, typer.Option(help="The folder that the report is written into.")] = Path("curvcert-demo"),
-    samples: Annotated[int, typer.Option(min=1, max=500, help="How many of the embedded images to certify.")] = 200,
+    samples: Annotated[int, typer.Option(min=1, max=500, help="How many of the embedded images to certify.")] = 50,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Certify an embedded MNIST network on embedded test images, and write a report.
 
-    Nothing is downloaded, and it takes less than three minutes on two cores:
+    Nothing is downloaded, and it takes about a minute on two cores:
 
         curvcert demo
 
